@@ -1,0 +1,1 @@
+"""Use cases: plans, executor, oracle, metrics, verdicts and the command line."""

@@ -1,0 +1,1 @@
+"""Pictures of a trace: figures, report, export and the browser page. Needs no torch."""
