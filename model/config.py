@@ -1,0 +1,175 @@
+"""The architecture of a V4.1-shaped model, under its official configuration keys."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """YaRN in its frequency-only form (no mscale); used by every layer that has a compress ratio above 0."""
+
+    factor: float = 16.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    original_max_position_embeddings: int = 65536
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and layer schedule. Raises ValueError, naming the key, for a schedule that cannot run.
+
+    ``sliding_window`` is W and counts the query itself: query i sees window keys i-W+1 … i.
+    ``compress_ratios[l]`` is 0 (window only), 2 (pairs) or 1 (every token is an entry).
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    head_dim: int
+    qk_rope_head_dim: int
+    q_lora_rank: int
+    o_lora_rank: int
+    o_groups: int
+    sliding_window: int
+    compress_ratios: tuple[int, ...]
+    kv_source_layer_ids: tuple[int, ...]
+    index_source_layer_ids: tuple[int, ...]
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    hc_mult: int
+    candidate_source_layer_id: int = -1
+    candidate_topk_blocks: int = 0
+    candidate_block_size: int = 1
+    n_shared_experts: int = 1
+    hc_sinkhorn_iters: int = 20
+    hc_eps: float = 1e-6
+    rms_norm_eps: float = 1e-20
+    rope_theta: float = 10000.0
+    compress_rope_theta: float = 160000.0
+    rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+    routed_scaling_factor: float = 1.5
+    swiglu_limit: float = 10.0
+    max_position_embeddings: int = 1048576
+    engram_layer_ids: tuple[int, ...] = ()
+    activation_fake_quant: bool = False
+
+    def __post_init__(self) -> None:
+        L = self.num_hidden_layers
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if len(self.compress_ratios) != L:
+            raise ValueError(f"compress_ratios has {len(self.compress_ratios)} entries for {L} layers")
+        if any(r not in (0, 1, 2) for r in self.compress_ratios):
+            raise ValueError(f"compress_ratios may hold 0, 1 and 2, got {sorted(set(self.compress_ratios))}")
+        if not set(self.kv_source_layer_ids) <= set(self.index_source_layer_ids):
+            raise ValueError("kv_source_layer_ids must be a subset of index_source_layer_ids")
+        for l in self.index_source_layer_ids:
+            if not 0 <= l < L or self.compress_ratios[l] == 0:
+                raise ValueError(f"layer {l} cannot be an index source: it has no global KV (compress ratio 0)")
+        for l in range(L):
+            if self.compress_ratios[l] and self.kv_source(l) is None:
+                raise ValueError(f"layer {l} has ratio {self.compress_ratios[l]} and no kv source of it at or before")
+        c = self.candidate_source_layer_id
+        if c != -1:
+            if c not in self.kv_source_layer_ids:
+                raise ValueError(f"candidate_source_layer_id {c} is not a kv source")
+            if (self.candidate_topk_blocks - 1) * self.candidate_block_size + 1 < self.index_topk:
+                # Below it public implementations disagree on what fills the top-k.
+                raise ValueError(
+                    "candidate pool too small: (candidate_topk_blocks - 1)·candidate_block_size + 1 must be at least "
+                    f"index_topk = {self.index_topk}"
+                )
+        if self.num_attention_heads % self.o_groups:
+            raise ValueError(f"num_attention_heads {self.num_attention_heads} % o_groups {self.o_groups} must be 0")
+        if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > min(self.head_dim, self.index_head_dim):
+            raise ValueError("qk_rope_head_dim must be even and at most head_dim and index_head_dim")
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ValueError("num_experts_per_tok exceeds n_routed_experts")
+
+    @property
+    def layers(self) -> range:
+        return range(self.num_hidden_layers)
+
+    @property
+    def decoder_start(self) -> int:
+        """First layer of the decoder half: the last kv source, whose global KV every later layer reads."""
+        return self.kv_source_layer_ids[-1] if self.kv_source_layer_ids else self.num_hidden_layers
+
+    def kv_source(self, layer: int) -> int | None:
+        """The layer whose global KV ``layer`` reads, or None for a window-only layer."""
+        return _last_at_or_before(self.kv_source_layer_ids, layer, self.compress_ratios)
+
+    def index_source(self, layer: int) -> int | None:
+        """The layer whose top-k ``layer`` uses, or None for a window-only layer."""
+        return _last_at_or_before(self.index_source_layer_ids, layer, self.compress_ratios)
+
+    def uses_candidates(self, layer: int) -> bool:
+        """Whether the top-k of ``layer`` is limited to the candidate pool."""
+        c = self.candidate_source_layer_id
+        return c != -1 and layer > c and layer in self.index_source_layer_ids and self.kv_source(layer) == c
+
+    def role(self, layer: int) -> str:
+        """One word for tables and axes: window, full, reindex or reuse."""
+        if self.compress_ratios[layer] == 0:
+            return "window"
+        if layer in self.kv_source_layer_ids:
+            return "full"
+        return "reindex" if layer in self.index_source_layer_ids else "reuse"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON in the official layout (``text_config`` inside)."""
+        text = asdict(self)
+        quantised = text.pop("activation_fake_quant")
+        return {
+            "architectures": ["DeepseekV41ForCausalLM"],
+            "model_type": "deepseek_v41",
+            "text_config": {"model_type": "deepseek_v41_text", **text},
+            "activation_fake_quant": quantised,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> "ModelConfig":
+        """From an official ``config.json``: the text part may be nested under ``text_config`` or flat.
+
+        Keys that this model has no use for are ignored, missing ones raise ValueError by name.
+        """
+        text = dict(raw.get("text_config", raw))
+        known = {f.name: f for f in fields(cls)}
+        values = {k: v for k, v in text.items() if k in known}
+        for key in ("compress_ratios", "kv_source_layer_ids", "index_source_layer_ids", "engram_layer_ids"):
+            if key in values:
+                values[key] = tuple(values[key])
+        scaling = values.get("rope_scaling") or {}
+        values["rope_scaling"] = RopeScaling(**{k: v for k, v in scaling.items() if k in RopeScaling.__annotations__})
+        values["activation_fake_quant"] = bool(
+            raw.get("activation_fake_quant", raw.get("_fixture", {}).get("activation_fake_quant", False))
+        )
+        missing = [k for k in _REQUIRED if k not in values]
+        if missing:
+            raise ValueError(f"config lacks {', '.join(missing)}")
+        # DSpark blocks carry ratios of their own behind the model's layers.
+        values["compress_ratios"] = values["compress_ratios"][: values["num_hidden_layers"]]
+        return cls(**values)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ModelConfig":
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+_REQUIRED = [f.name for f in fields(ModelConfig)][:20]
+_POSITIVE = [n for n in _REQUIRED if not n.endswith(("_ids", "ratios"))]
+
+
+def _last_at_or_before(sources: tuple[int, ...], layer: int, ratios: tuple[int, ...]) -> int | None:
+    if ratios[layer] == 0:
+        return None
+    at = [s for s in sources if s <= layer and ratios[s] == ratios[layer]]
+    return at[-1] if at else None
