@@ -1,0 +1,75 @@
+"""One pass over two states: the per-row sums from which every state metric follows, and the logits' divergence."""
+
+import torch
+from torch import Tensor
+
+TOL_ABS, TOL_REL = 1e-6, 1e-3
+
+
+def row_sums(a: Tensor, r: Tensor, tol_abs: float = TOL_ABS, tol_rel: float = TOL_REL) -> dict[str, Tensor]:
+    """a (arm), r (reference) [rows, …] → dict of [rows] arrays, summed in float64 over everything but the rows.
+
+    elements, diff2 Σ(a-r)², ref2 Σr², arm2 Σa², dot Σa·r over pairs that are finite in both; max_abs and its flat index
+    max_col (-1 if no finite pair differs); over: elements with abs(a-r) > tol_abs + tol_rel·abs(r); nonfinite: pairs
+    where a side is not finite and the two are not the same infinity or both NaN; bad: non-finite elements of the arm.
+    """
+    a, r = a.flatten(1).double(), r.flatten(1).double()
+    ok = torch.isfinite(a) & torch.isfinite(r)
+    rows, width = a.shape
+    clean = bool(ok.all())
+    if not clean:
+        same = (a == r) | (torch.isnan(a) & torch.isnan(r))
+        nonfinite, bad = (~ok & ~same).sum(1), (~torch.isfinite(a)).sum(1)
+        a, r = a.masked_fill(~ok, 0.0), r.masked_fill(~ok, 0.0)
+    else:
+        nonfinite = bad = torch.zeros(rows, dtype=torch.long, device=a.device)
+    gap = a - r
+    size = gap.abs()
+    if width:
+        max_abs, col = size.max(1)
+    else:
+        max_abs, col = size.new_zeros(rows), torch.zeros(rows, dtype=torch.long, device=a.device)
+    return {
+        "elements": torch.full((rows,), width, dtype=torch.long, device=a.device),
+        "diff2": gap.square().sum(1),
+        "ref2": r.square().sum(1),
+        "arm2": a.square().sum(1),
+        "dot": (a * r).sum(1),
+        "max_abs": max_abs,
+        "max_col": col.masked_fill(max_abs == 0, -1),
+        "over": (size > tol_abs + tol_rel * r.abs()).sum(1),
+        "nonfinite": nonfinite,
+        "bad": bad,
+    }
+
+
+def logits_rows(a: Tensor, r: Tensor, following: Tensor, k: int = 5) -> dict[str, Tensor]:
+    """a (arm), r (reference) [rows, V] logits, following [rows] the token that really comes next (-1: none) → [rows] arrays.
+
+    kl = KL(r‖a), kl_rev = KL(a‖r), js, in nats: a term with probability 0 on the left is 0, against probability 0 on the
+    right it is inf; a row that is nowhere finite gives NaN. flip: top-1 differs; margin: top-2 gap of the reference's
+    logits; overlap: share of the top-k set in common; dlogp: log-probability of ``following``, arm minus reference (NaN: none).
+    """
+    p, q = r.double().log_softmax(-1), a.double().log_softmax(-1)
+    half = torch.logaddexp(p, q) - torch.log(torch.tensor(2.0, dtype=p.dtype))
+    k = min(k, p.shape[-1])
+    best = r.topk(min(2, r.shape[-1]), -1).values.double()
+    top_r, top_a = r.topk(k, -1).indices, a.topk(k, -1).indices
+    token = following.clamp(min=0)[:, None]
+    dlogp = (q.gather(1, token) - p.gather(1, token))[:, 0]
+    return {
+        "kl": _kl(p, q),
+        "kl_rev": _kl(q, p),
+        "js": (_kl(p, half) + _kl(q, half)) / 2,
+        "flip": (a.argmax(-1) != r.argmax(-1)).long(),
+        "margin": best[:, 0] - best[:, -1],
+        "overlap": (top_r[:, :, None] == top_a[:, None]).any(-1).double().mean(-1),
+        "dlogp": dlogp.masked_fill(following < 0, float("nan")),
+    }
+
+
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    """Σ exp(p)·(p-q) over the last axis of two log-probabilities; rounding may not push it below 0."""
+    term = p.exp() * (p - q)
+    term = torch.where(p == -torch.inf, 0.0, term)
+    return term.sum(-1).clamp(min=0.0)

@@ -1,0 +1,61 @@
+"""The indexer's scores, its top-k under the causal rule, and the candidate pool, over rows of one request.
+
+An entry is named by its number j in the request, whatever slot it lies in; -1 means absent.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def index_scores(q: Tensor, weights: Tensor, keys: list[Tensor], seen: Tensor) -> Tensor:
+    """Σ_h w_h·ReLU(q_h·k_j): q [rows, h, di], weights [rows, h] (acc), keys in parts [e, di], seen [rows] → [rows, E].
+
+    seen[i] entries, 0 … seen[i]-1, are visible to row i; the rest score -inf.
+    """
+    rows, heads, _ = q.shape
+    flat = q.to(weights.dtype).reshape(rows * heads, -1)
+    parts = [(flat @ k.to(weights.dtype).T).view(rows, heads, -1) for k in keys]
+    raw = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).relu_()
+    scores = torch.bmm(weights[:, None], raw)[:, 0]
+    return scores.masked_fill_(torch.arange(scores.shape[1], device=q.device) >= seen[:, None], -math.inf)
+
+
+def topk_entries(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """ids [rows, k] of the k best finite scores, ascending, then -1; margin [rows]: worst accepted - best rejected."""
+    rows, entries = scores.shape
+    ids = torch.full((rows, k), -1, dtype=torch.long, device=scores.device)
+    margin = torch.full((rows,), math.inf, dtype=scores.dtype, device=scores.device)
+    best, which = scores.topk(min(k + 1, entries), -1)
+    which = which.masked_fill(best == -math.inf, entries)
+    kept = which[:, :k].sort(-1).values
+    ids[:, : kept.shape[1]] = kept.masked_fill(kept == entries, -1)
+    if entries > k:
+        margin = torch.where(best[:, k] == -math.inf, margin, best[:, k - 1] - best[:, k])
+    return ids, margin
+
+
+def candidate_blocks(scores: Tensor, size: int, count: int) -> Tensor:
+    """Block numbers [rows, count] of the candidate pool, -1 = none: best by their largest entry, the newest visible first."""
+    rows, entries = scores.shape
+    blocks = -(-entries // size)
+    padded = torch.nn.functional.pad(scores, (0, blocks * size - entries), value=-math.inf)
+    best = padded.view(rows, blocks, size).amax(-1)
+    visible = best > -math.inf
+    number = torch.arange(blocks, device=scores.device)
+    newest = (number * visible).amax(-1, keepdim=True)
+    best = torch.where((number == newest) & visible, math.inf, best)
+    value, block = best.topk(min(count, blocks), -1)
+    out = torch.full((rows, count), -1, dtype=torch.long, device=scores.device)
+    out[:, : block.shape[1]] = block.masked_fill(value == -math.inf, -1)
+    return out
+
+
+def keep_candidates(scores: Tensor, blocks: Tensor, size: int) -> Tensor:
+    """scores [rows, E] with -inf for every entry outside the rows' candidate blocks [rows, count]."""
+    rows, entries = scores.shape
+    total = -(-entries // size)
+    inside = torch.zeros(rows, total + 1, dtype=torch.bool, device=scores.device)
+    inside.scatter_(1, torch.where(blocks < 0, total, blocks), True)
+    return scores.masked_fill(~inside[:, :total].repeat_interleave(size, 1)[:, :entries], -math.inf)
