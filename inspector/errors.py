@@ -1,7 +1,7 @@
 """What can go wrong with a request, each told in one line that names the thing and the next step.
 
-    ReplayScopeError      exit code 2
-    └── UsageError        an option, a name or a value that cannot be used as given
+ReplayScopeError      exit code 2
+└── UsageError        an option, a name or a value that cannot be used as given
 """
 
 import difflib

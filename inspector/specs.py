@@ -118,8 +118,8 @@ def parse_replay(spec: str, *, window: int, layers: int) -> tuple[int, ...]:
             middle = _position(term.parts[0], window)
             around = (-1, 0, 1) if term.kind == "around" else (0,)
             values.update(middle + step for step in around)
-    if not values or min(values) < 0:
-        raise UsageError(f"replay length {spec!r} must name lengths of 0 or more")
+    if not values or min(values) < 1:
+        raise UsageError(f"replay length {spec!r} must name lengths of at least 1")
     return tuple(sorted(values))
 
 
