@@ -5,7 +5,8 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from replayscope.inspector.errors import UsageError, unknown
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.names import unknown
 
 LAYER_POINTS = (
     "attn_in", "window_kv", "global_kv", "index_k", "topk", "attn_out", "router", "ffn_out", "hidden", "streams", "mix",

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from replayscope.inspector.errors import UsageError, choose
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.names import choose
 
 CUT_FORMS = "numbers (128,129), a range (start:stop:step), around:W, grid or all"
 REPLAY_FORMS = "numbers (128,256), a range (start:stop:step), W, 2W, around:W or exact"

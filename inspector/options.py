@@ -1,0 +1,72 @@
+"""What a use case is asked for and what it hands back. No torch, so that the command line can fill it quickly.
+
+Specs whose meaning depends on the model or the prompt (cuts, replay lengths, hook points, arms) stay text here, already
+checked for form; the use case reads them with `replayscope.inspector.specs` and `.points` once both are loaded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from replayscope.inspector.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Common:
+    """Options of every command that runs a model.
+
+    device: `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`. dtype: `fp64`, `fp32` or `bf16`.
+    max_bytes: largest trace that may be written, in bytes; None is limited by the free disk only.
+    verbosity: -1 no progress, 0 progress and notes, 1 and more details.
+    """
+
+    device: str = "auto"
+    dtype: str = "fp32"
+    seed: int = 0
+    max_bytes: int | None = None
+    force: bool = False
+    verbosity: int = 0
+
+
+@dataclass(frozen=True)
+class DemoOptions(Common):
+    """The main job on the embedded model and texts; `out` is the folder of its traces and its report."""
+
+    out: Path = Path("demo")
+
+
+@dataclass(frozen=True)
+class RunOptions(Common):
+    """One prompt under some arms: `record` (with raw states) and `sweep` (many cuts and replay lengths).
+
+    model: a preset or a folder. prompt: where its tokens come from. out: the trace. arms: names as typed; `broken:*`
+    and `oracle:*` are still globs. hooks: globs of the points whose raw states are kept. suffix: tokens run from the
+    cut on, None for all. semantics: names. rows: keep divergence row by row. audit: top-k and experts frozen from
+    `full`. reproducible: bitwise equal however rows are packed. budget: bytes of memory for the rows in flight, None
+    for a default. forced: how many of the last tokens are decoded instead of prefilled.
+    """
+
+    model: str = "mini"
+    prompt: Prompt = field(default_factory=lambda: Prompt("sample", "prose"))
+    out: Path = Path("trace.h5")
+    arms: tuple[str, ...] = ("full",)
+    cuts: str | None = None
+    replay: str = "W"
+    suffix: int | None = None
+    hooks: tuple[str, ...] = ()
+    semantics: tuple[str, ...] = ("paper",)
+    rows: bool = False
+    audit: bool = False
+    reproducible: bool = False
+    budget: int | None = None
+    forced: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command prints: `text` as it is, or `json` with --json. exit_code: 0 good, 1 over a threshold."""
+
+    text: str
+    json: Mapping[str, Any]
+    exit_code: int = 0
