@@ -1,0 +1,196 @@
+"""Opening HDF5 that a stranger may have written.
+
+Nothing is followed (soft, external or virtual), nothing unpickled (object dtypes), and nothing allocated that is larger
+than the bytes which the file really has.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from replayscope.traces.errors import TraceError, TraceFormatError, TraceLockedError, TraceVersionError
+from replayscope.traces.schema import FORMAT, SCHEMA_VERSION
+
+_FILTERS = {h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE}
+_MAX_DEPTH = 4
+LOCKED = (11, 35)  # EAGAIN on Linux and on BSD
+
+
+@contextmanager
+def open_trace(path: Path) -> Iterator[h5py.File]:
+    """The open file, read-only, closed on leaving. Raises TraceError in one line, reads inside the block included."""
+    try:
+        size = os.stat(path).st_size
+    except FileNotFoundError:
+        raise TraceError(f"no trace at {path}") from None
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from None
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder; give the .h5 file in it")
+    if size == 0:
+        raise TraceFormatError(f"{path} is empty (0 bytes)")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise _opening(path, error) from None
+    try:
+        with file:
+            _check_header(file, path)
+            yield file
+    except TraceError:
+        raise
+    except (OSError, RuntimeError, KeyError) as error:
+        # What HDF5 raises on damaged bytes, by kind of damage.
+        raise TraceFormatError(f"{path} is damaged: {_short(error)}") from None
+
+
+def _opening(path: Path, error: OSError) -> TraceError:
+    text = str(error)
+    if error.errno in LOCKED or "unable to lock file" in text:
+        return TraceLockedError(f"{path} is in use by another process; try again when it is done")
+    if "file signature not found" in text:
+        return TraceFormatError(f"{path} is not an HDF5 file")
+    if "truncated file" in text:
+        return TraceFormatError(f"{path} is truncated: the file ends before its data")
+    if error.errno == 13:
+        return TraceError(f"cannot read {path}: permission denied")
+    return TraceFormatError(f"{path} cannot be opened: {_short(error)}")
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).strip("'\"").split())
+    return text if len(text) <= 160 else text[:157] + "…"
+
+
+def _check_header(file: h5py.File, path: Path) -> None:
+    if attribute(file, "format") != FORMAT:
+        raise TraceFormatError(f"{path} is HDF5 but not a ReplayScope trace")
+    version = attribute(file, "schema_version")
+    if not isinstance(version, int) or version < 1:
+        raise TraceFormatError(f"{path} has no valid schema version")
+    if version > SCHEMA_VERSION:
+        raise TraceVersionError(
+            f"{path} has schema version {version}, this program reads up to {SCHEMA_VERSION}; use a newer one"
+        )
+
+
+def attribute(item: h5py.File | h5py.Group | h5py.Dataset, name: str) -> int | float | str | None:
+    """A scalar attribute, or None where it is missing or is no scalar number or text."""
+    if name not in item.attrs:
+        return None
+    where = item.attrs.get_id(name)
+    text = h5py.check_string_dtype(where.dtype) is not None
+    if where.shape != () or not (text or where.dtype.kind in "iuf"):
+        return None
+    value = item.attrs[name]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return str(value) if text else value.item()
+
+
+def names(group: h5py.Group) -> list[str]:
+    """Names in a group, sorted."""
+    return sorted(group)
+
+
+def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
+    """The group or checked dataset called `name`. Raises TraceFormatError on a link or on a dataset not to be read."""
+    where = f"{group.name.rstrip('/')}/{name}"
+    kind = group.get(name, getlink=True)
+    if not isinstance(kind, h5py.HardLink):
+        shown = "is missing" if kind is None else "is a soft or external link, which is never followed"
+        raise TraceFormatError(f"{group.file.filename}: {where} {shown}")
+    item = group[name]
+    if isinstance(item, h5py.Dataset):
+        check_dataset(item)
+    elif not isinstance(item, h5py.Group):
+        raise TraceFormatError(f"{group.file.filename}: {where} is neither a group nor a dataset")
+    return item
+
+
+def check_dataset(data: h5py.Dataset) -> None:
+    """Raises TraceFormatError unless reading the dataset touches this file only and at most the bytes it stores."""
+    size = os.stat(data.file.filename).st_size
+    if reason := _unsafe(data, size):
+        raise TraceFormatError(f"{data.file.filename}: {data.name} {reason}")
+
+
+def _unsafe(data: h5py.Dataset, file_size: int) -> str | None:
+    try:
+        dtype, shape = data.dtype, data.shape
+    except TypeError:
+        return "has a dtype that numpy does not know"
+    if dtype.kind not in "iuf":
+        return f"holds {dtype}, not numbers"
+    if shape is None:
+        return "is empty"
+    plist = data.id.get_create_plist()
+    if data.external or plist.get_external_count():
+        return "keeps its data in another file, which is never followed"
+    if data.is_virtual:
+        return "is a virtual dataset, which is never followed"
+    for i in range(plist.get_nfilters()):
+        if plist.get_filter(i)[0] not in _FILTERS:
+            return "is stored with a filter that traces do not use"
+    claimed = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
+    if claimed > min(data.id.get_storage_size(), file_size):
+        return f"claims {claimed} bytes but the file holds {min(data.id.get_storage_size(), file_size)}"
+    if data.chunks and int(np.prod([int(n) for n in data.chunks], dtype=object)) * dtype.itemsize > file_size:
+        return "claims chunks larger than the file"
+    return None
+
+
+def read_bytes(group: h5py.Group, name: str) -> bytes:
+    """A one-dimensional uint8 dataset as bytes."""
+    data = child(group, name)
+    if not isinstance(data, h5py.Dataset) or data.dtype != np.uint8 or data.ndim != 1:
+        raise TraceFormatError(f"{group.file.filename}: {group.name.rstrip('/')}/{name} is not text")
+    return data[()].tobytes()
+
+
+def read_json(group: h5py.Group, name: str) -> Any:
+    """A JSON document kept as UTF-8 bytes."""
+    try:
+        return json.loads(read_bytes(group, name))
+    except (ValueError, RecursionError):
+        raise TraceFormatError(f"{group.file.filename}: {group.name.rstrip('/')}/{name} is not JSON") from None
+
+
+def read_array(group: h5py.Group, name: str) -> np.ndarray:
+    """A whole dataset."""
+    data = child(group, name)
+    if not isinstance(data, h5py.Dataset):
+        raise TraceFormatError(f"{group.file.filename}: {group.name.rstrip('/')}/{name} is a group, not numbers")
+    return data[()]
+
+
+def subgroup(group: h5py.Group, name: str) -> h5py.Group:
+    """A group inside a group."""
+    item = child(group, name)
+    if not isinstance(item, h5py.Group):
+        raise TraceFormatError(f"{group.file.filename}: {group.name.rstrip('/')}/{name} is not a group")
+    return item
+
+
+def walk(group: h5py.Group, depth: int = 0) -> Iterator[tuple[str, h5py.Dataset | TraceFormatError]]:
+    """Every dataset below a group as (path, dataset), or (path, error) where one may not be read."""
+    if depth > _MAX_DEPTH:
+        yield group.name, TraceFormatError(f"{group.file.filename}: {group.name} is nested too deep")
+        return
+    for name in names(group):
+        path = f"{group.name.rstrip('/')}/{name}"
+        try:
+            item = child(group, name)
+        except (TraceFormatError, OSError, RuntimeError, KeyError) as error:
+            yield path, error if isinstance(error, TraceFormatError) else TraceFormatError(f"{path}: {_short(error)}")
+            continue
+        if isinstance(item, h5py.Group):
+            yield from walk(item, depth + 1)
+        else:
+            yield path, item

@@ -1,0 +1,280 @@
+"""Writing a trace: records go into `<name>.partial`, each flushed; a clean exit completes, syncs and renames it."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+
+from replayscope.traces.dtypes import BITVIEWS, storage_dtype
+from replayscope.traces.errors import TraceError, TraceExistsError, TraceLockedError
+from replayscope.traces.safe import LOCKED
+from replayscope.traces.schema import (
+    FORMAT,
+    KINDS,
+    PER_THRESHOLD,
+    SCHEMA_VERSION,
+    THRESHOLDS,
+    RunInfo,
+    Table,
+    Tokens,
+    check_name,
+    relative_l2,
+    stored_name,
+)
+
+log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 256 * 1024  # large enough to stream, small enough that one row of one layer is read cheaply
+_STATE_ROWS = 64
+
+
+class TraceWriter:
+    """Context manager that writes one trace.
+
+    `header` first, then `runs`, then any number of tables, rows, states and texts, each once. Left by an exception, it
+    keeps the unfinished file at `partial` and adds a note that says so; the file at `path` is touched only by the
+    final rename.
+
+    Raises TraceExistsError if `path` exists and `force` is false, TraceLockedError if another process holds it or
+    is recording to it, TraceError if its folder is missing or a write fails.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], force: bool = False):
+        self.path = Path(path)
+        self.partial = self.path.with_name(self.path.name + ".partial")
+        self._file: h5py.File | None = None
+        self._records = 0
+        self._n_runs: int | None = None
+        if not self.path.name:
+            raise TraceError(f"{str(path)!r} is no file name for a trace")
+        if not self.path.parent.is_dir():
+            raise TraceError(f"no folder {self.path.parent}; make it first")
+        if self.path.is_dir():
+            raise TraceError(f"{self.path} is a folder; give a file name")
+        if self.path.exists() and not force:
+            raise TraceExistsError(f"{self.path} exists; use --force to replace it or choose another name")
+        _refuse_if_locked(self.path, self.path)
+        _refuse_if_locked(self.partial, self.path)
+
+    def __enter__(self) -> "TraceWriter":
+        with self._one_line():
+            self.partial.unlink(missing_ok=True)
+            self._file = h5py.File(self.partial, "x")
+            self._file.attrs["format"] = FORMAT
+            self._file.attrs["schema_version"] = SCHEMA_VERSION
+            self._file.attrs["complete"] = 0
+            self._file.attrs["records"] = 0
+            self._file.flush()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        file, self._file = self._open(), None
+        if error is not None:
+            # The disk may be full; the records flushed so far stay readable either way.
+            with contextlib.suppress(OSError, RuntimeError):
+                file.close()
+            note = f"the unfinished trace is kept at {self.partial}"
+            error.add_note(note)
+            log.warning("%s", note)
+            return
+        with self._one_line():
+            if self._n_runs is None:
+                file.close()
+                raise TraceError(f"nothing was recorded; the empty trace is left at {self.partial}")
+            file.attrs["complete"] = 1
+            file.flush()
+            file.close()
+            _sync(self.partial)
+            os.replace(self.partial, self.path)
+            _sync(self.path.parent)
+
+    def header(self, *, config: Mapping[str, Any], provenance: Mapping[str, Any], tokens: Tokens) -> None:
+        """What was run: the model's config, where it came from and how it ran, and the prompt."""
+        ids = np.asarray(tokens.ids, np.int64)
+        if ids.ndim != 1 or len(tokens.texts) != len(ids):
+            raise ValueError(f"token ids {ids.shape} and {len(tokens.texts)} texts: want [token] and one text each")
+        texts = [text.encode("utf-8", "surrogatepass") for text in tokens.texts]
+        with self._record() as file:
+            _put_json(file, "config", config)
+            _put_json(file, "provenance", provenance)
+            group = file.create_group("tokens")
+            _put(group, "ids", ids)
+            _put(group, "bytes", np.frombuffer(b"".join(texts), np.uint8))
+            _put(group, "offsets", np.cumsum([0, *map(len, texts)], dtype=np.int64))
+
+    def runs(self, runs: Sequence[RunInfo]) -> None:
+        """All runs of the trace, in the order of the tables' first axis. Raises ValueError if they are misnumbered."""
+        if [run.index for run in runs] != list(range(len(runs))):
+            raise ValueError("runs are numbered 0, 1, 2 … in their order")
+        with self._record() as file:
+            _put_json(file, "runs", [run.to_json() for run in runs])
+        self._n_runs = len(runs)
+
+    def table(self, reference: str, point: str, table: Table) -> None:
+        """Divergence of every run from `reference` at one hook point."""
+        self._check_table(point, table)
+        with self._record() as file:
+            group = file.require_group(f"divergence/{check_name(reference)}").create_group(check_name(point))
+            group.attrs["kind"] = table.kind
+            for name, value in table.attrs.items():
+                group.attrs[check_name(name)] = value
+            _put_json(group, "buckets", list(table.buckets))
+            for name, values in table.arrays.items():
+                _put(group, check_name(name), values)
+            if "diff2" in table.arrays:
+                sums = table.arrays
+                _put(group, "rel_l2", relative_l2(sums["diff2"], sums["ref2"], sums["n"], sums.get("nonfinite", 0)))
+
+    def rows(
+        self, reference: str, point: str, offsets: np.ndarray, position: np.ndarray, arrays: Mapping[str, np.ndarray]
+    ) -> None:
+        """Divergence row by row. offsets: [run + 1] into the packed rows; position: [packed row]; arrays: name ->
+        [layer, packed row]."""
+        offsets, position = np.asarray(offsets, np.int64), np.asarray(position, np.int64)
+        if self._n_runs is None or offsets.shape != (self._n_runs + 1,) or position.shape != (offsets[-1],):
+            raise ValueError(f"offsets {offsets.shape} and position {position.shape} do not fit {self._n_runs} runs")
+        for name, values in arrays.items():
+            if values.ndim != 2 or values.shape[1] != len(position):
+                raise ValueError(f"rows of {point}: {name} is {values.shape}, want [layer, {len(position)}]")
+        with self._record() as file:
+            group = file.require_group(f"rows/{check_name(reference)}").create_group(check_name(point))
+            _put(group, "offsets", offsets)
+            _put(group, "position", position)
+            for name, values in arrays.items():
+                _put(group, check_name(name), values, chunk=(1, max(1, _CHUNK_BYTES // values.itemsize)))
+
+    def state(self, run: int, name: str, positions: np.ndarray, array: np.ndarray, logical_dtype: str) -> None:
+        """Raw values of one hook point, such as 'layers.5.window_kv', in one run.
+
+        positions: [row] absolute. array: [row, …], in the storage dtype of `logical_dtype` (uint16 bits for bfloat16,
+        uint8 bits for fp8). Raises ValueError on another shape or dtype.
+        """
+        want = storage_dtype(logical_dtype)
+        positions = np.asarray(positions, np.int64)
+        if array.dtype != want:
+            raise ValueError(f"{name}: {logical_dtype} is stored as {want}, got {array.dtype}")
+        if array.ndim < 1 or positions.shape != array.shape[:1]:
+            raise ValueError(f"{name}: positions {positions.shape} do not fit values {array.shape}")
+        if self._n_runs is None or not 0 <= run < self._n_runs:
+            raise ValueError(f"{name}: no run {run} among {self._n_runs}")
+        stored = stored_name(name)
+        row_bytes = max(1, array[:1].nbytes)
+        with self._record() as file:
+            group = file.require_group(f"states/{run:04d}")
+            rows = max(1, min(_STATE_ROWS, 4 * _CHUNK_BYTES // row_bytes))
+            data = _put(group, stored, array, chunk=(rows, *array.shape[1:]))
+            data.attrs["logical_dtype"] = logical_dtype
+            data.attrs["encoding"] = "bitview" if logical_dtype in BITVIEWS else "native"
+            _put(group, stored + ".positions", positions)
+
+    def text(self, name: str, text: str) -> None:
+        """A named text, such as a greedy continuation."""
+        with self._record() as file:
+            _put(file.require_group("texts"), check_name(name), _utf8(text))
+
+    def _check_table(self, point: str, table: Table) -> None:
+        if table.kind not in KINDS:
+            raise ValueError(f"{point}: no kind {table.kind!r}; the kinds are {', '.join(KINDS)}")
+        if self._n_runs is None:
+            raise ValueError("runs come before tables")
+        if "n" not in table.arrays:
+            raise ValueError(f"{point}: the table has no row counts 'n'")
+        layers = table.arrays["n"].shape[1]
+        for name, values in table.arrays.items():
+            last = len(THRESHOLDS) if name in PER_THRESHOLD else len(table.buckets)
+            if values.shape != (self._n_runs, layers, last):
+                raise ValueError(f"{point}: {name} is {values.shape}, want {(self._n_runs, layers, last)}")
+
+    def _open(self) -> h5py.File:
+        if self._file is None:
+            raise TraceError(f"{self.path} is not being written: use the writer in a `with` block")
+        return self._file
+
+    @contextlib.contextmanager
+    def _record(self) -> Iterator[h5py.File]:
+        """One record: its datasets, then the counter, then the flush that makes it readable after a kill."""
+        file = self._open()
+        with self._one_line():
+            yield file
+            self._records += 1
+            file.attrs["records"] = self._records
+            file.flush()
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except TraceError:
+            raise
+        except (OSError, RuntimeError) as error:
+            raise TraceError(f"cannot write {self.partial}: {_reason(error)}") from error
+        except ValueError as error:
+            if "name already exists" in str(error):
+                raise TraceError(f"the same part of {self.partial} is recorded twice: {error}") from error
+            raise
+
+
+def _reason(error: BaseException) -> str:
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else " ".join(str(error).split())[:160]
+
+
+def _utf8(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+
+
+def _put_json(group: h5py.Group, name: str, value: Any) -> None:
+    _put(group, name, _utf8(json.dumps(value, allow_nan=False)))
+
+
+def _put(group: h5py.Group, name: str, values: np.ndarray, chunk: tuple[int, ...] | None = None) -> h5py.Dataset:
+    """A dataset with a checksum on every chunk; one without elements cannot have chunks."""
+    values = np.ascontiguousarray(values)
+    if values.dtype.kind not in "iuf":
+        raise ValueError(f"{name} holds {values.dtype}; a trace holds numbers")
+    if values.size == 0:
+        return group.create_dataset(name, data=values)
+    if chunk is None:
+        rows = max(1, _CHUNK_BYTES // max(1, values[:1].nbytes))
+        chunk = (rows, *values.shape[1:])
+    chunk = tuple(min(want, have) for want, have in zip(chunk, values.shape, strict=True))
+    return group.create_dataset(name, data=values, chunks=chunk, fletcher32=True)
+
+
+def _refuse_if_locked(path: Path, shown: Path) -> None:
+    """Raise TraceLockedError while another process has the file open through HDF5, which locks with flock."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in LOCKED:
+            raise TraceLockedError(
+                f"{shown} is in use by another process; close it there or use another name"
+            ) from None
+    finally:
+        os.close(handle)
+
+
+def _sync(path: Path) -> None:
+    """Push a file or a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
