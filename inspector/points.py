@@ -8,9 +8,23 @@ from collections.abc import Iterable, Sequence
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.names import unknown
 
-LAYER_POINTS = (
-    "attn_in", "window_kv", "global_kv", "index_k", "topk", "attn_out", "router", "ffn_out", "hidden", "streams", "mix",
-)  # fmt: skip
+POINTS = {
+    "embed": "token embeddings, before layer 0",
+    "attn_in": "what enters a layer's attention, after mixing and norm",
+    "window_kv": "window KV as attended: after RoPE and rounding",
+    "global_kv": "entries of the compressed global KV, at the layers that write them",
+    "index_k": "index keys of the global entries, at the layers that write them",
+    "topk": "global entries that the index selects, as sets",
+    "attn_out": "attention after its output projection",
+    "router": "experts that the router chooses, as sets",
+    "ffn_out": "output of the experts",
+    "hidden": "the collapsed residual that a layer hands on",
+    "streams": "the residual streams (mHC) that a layer hands on",
+    "mix": "coefficients that mix the streams (mHC)",
+    "final": "the last residual after the final norm",
+    "logits": "logits of the next token",
+}
+LAYER_POINTS = tuple(name for name in POINTS if name not in ("embed", "final", "logits"))
 
 _MOST_NAMES = 100_000  # what braces may write out
 _BRACE = re.compile(r"\{([^{}]*)\}")

@@ -5,7 +5,7 @@ Pure functions of text and integers. Each raises UsageError with one line that n
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from replayscope.inspector.errors import UsageError
@@ -166,7 +166,7 @@ def parse_bytes(text: str) -> int:
     return int(float(found["number"]) * base ** " KMGT".index(found["unit"].upper() or " "))
 
 
-def parse_tolerance(text: str, metrics: Sequence[str]) -> Tolerance:
+def parse_tolerance(text: str, metrics: Collection[str]) -> Tolerance:
     """`layers.*.window_kv=rel_l2<=1e-3` as a Tolerance; the limit is finite and not negative."""
     found = _TOLERANCE.fullmatch(text.strip())
     try:

@@ -1,0 +1,216 @@
+"""One function for each command: checks what can be checked at once, then loads and calls its use case.
+
+Every import of torch, numpy or a picture library is inside the function that needs it.
+"""
+
+import re
+from argparse import Namespace
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.listing import TOPICS, models
+from replayscope.inspector.names import choose, unknown
+from replayscope.inspector.options import DemoOptions, Result, RunOptions
+from replayscope.inspector.points import split_globs
+
+__all__ = ["TOPICS", "compare", "demo", "list_", "plot", "record", "report", "show", "sweep", "ui"]
+
+
+def demo(options: Namespace) -> Result:
+    """The main job on the embedded model and texts."""
+    _parent(options.out)
+    if options.out.exists() and not options.out.is_dir():
+        raise UsageError(f"{options.out} is not a folder; give another -o")
+    if not options.force and options.out.is_dir() and any(options.out.iterdir()):
+        raise UsageError(
+            f"folder {options.out} is not empty; add --force to replace what demo wrote, or give another -o"
+        )
+    from replayscope.inspector import usecases
+
+    return usecases.demo(DemoOptions(out=options.out, **_common(options)))
+
+
+def record(options: Namespace) -> Result:
+    """Run some arms over one prompt and keep states and divergence."""
+    asked = _run_options(options)
+    from replayscope.inspector import usecases
+
+    return usecases.record(asked)
+
+
+def sweep(options: Namespace) -> Result:
+    """Run arms at many cuts and replay lengths and keep their divergence."""
+    asked = _run_options(options)
+    from replayscope.inspector import usecases
+
+    return usecases.sweep(asked)
+
+
+def compare(options: Namespace) -> Result:
+    """Set two traces against each other."""
+    _trace(options.first)
+    _trace(options.second)
+    from replayscope.inspector import compare as use_case
+    from replayscope.inspector.metrics import METRICS
+    from replayscope.inspector.specs import parse_tolerance
+
+    tolerances = [parse_tolerance(text, METRICS) for text in options.tol]
+    return use_case.compare(options.first, options.second, tolerances=tolerances, cross_arm=options.cross_arm)
+
+
+def show(options: Namespace) -> Result:
+    """What a trace holds."""
+    _trace(options.trace)
+    from replayscope.inspector import summary
+
+    return summary.show(options.trace, verify=options.verify)
+
+
+def plot(options: Namespace) -> Result:
+    """Draw figures of a trace into a file."""
+    _trace(options.trace)
+    _output(options.out, options.force)
+    from replayscope.inspector.metrics import METRICS
+    from replayscope.ui import export
+    from replayscope.ui.figures import FIGURES
+
+    choose("metric", options.metric, METRICS)
+    choose("figure", options.figure, [*FIGURES, "all"])
+    return _written(export.export(options.trace, options.figure, options.metric, options.out, force=options.force))
+
+
+def report(options: Namespace) -> Result:
+    """Write the whole report of a trace as one HTML file."""
+    _trace(options.trace)
+    _output(options.out, options.force)
+    from replayscope.ui import report as page
+
+    return _written([page.write(options.trace, options.out, force=options.force)])
+
+
+def ui(options: Namespace) -> Result:
+    """Serve the browser page until it is interrupted."""
+    if options.trace:
+        _trace(options.trace)
+    root = options.root or (options.trace.parent if options.trace else Path("."))
+    if not root.is_dir():
+        raise UsageError(f"no folder {root}; give --root an existing one")
+    if options.trace and not options.trace.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{options.trace} is not under --root {root}; traces are opened only there")
+    port = None if options.port is None else _port(options.port)
+    from replayscope.ui import app
+
+    app.serve(options.trace, root=root, host=options.host, port=port)
+    return Result("", {})
+
+
+def list_(options: Namespace) -> Result:
+    """What can be named."""
+    rows = TOPICS[choose("topic", options.topic, list(TOPICS))]()
+    if not rows:
+        return Result(f"no {options.topic}", {options.topic: []})
+    widths = [max(len(str(row[key])) for row in rows) for key in rows[0]]
+    lines = (
+        "  ".join(str(cell).ljust(width) for cell, width in zip(row.values(), widths, strict=True)) for row in rows
+    )
+    return Result("\n".join(line.rstrip() for line in lines), {options.topic: rows})
+
+
+def _common(options: Namespace) -> dict:
+    """The fields of options.Common."""
+    names = ("device", "dtype", "seed", "max_bytes", "force", "verbosity")
+    return {name: getattr(options, name) for name in names}
+
+
+def _run_options(options: Namespace) -> RunOptions:
+    """The options of record and sweep, checked as far as no model is needed."""
+    _output(options.out, options.force)
+    if options.out.suffix != ".h5":
+        raise UsageError(f"{options.out}: a trace's name ends in .h5")
+    if options.audit and options.dtype == "bf16":
+        raise UsageError("--audit needs fp64 or fp32: in bf16 rounding hides what it looks for")
+    model = options.model
+    if model not in models() and not Path(model).is_dir():
+        raise unknown("model", model, list(models()), shown=f"{', '.join(models())}, or a folder with a checkpoint")
+    return RunOptions(
+        model=model,
+        prompt=options.prompt,
+        out=options.out,
+        arms=tuple(_arm(name) for name in _names(options.arms, "arm")),
+        cuts=options.cuts,
+        replay=options.replay,
+        suffix=options.suffix,
+        hooks=tuple(glob for text in options.hooks for glob in split_globs(text)),
+        semantics=tuple(_semantics(name) for name in _names(options.semantics, "semantics")),
+        rows=options.rows,
+        audit=options.audit,
+        reproducible=options.reproducible,
+        budget=options.budget,
+        forced=options.forced,
+        **_common(options),
+    )
+
+
+def _names(text: str, what: str) -> Iterable[str]:
+    """Names between commas, each once, in the order typed."""
+    names = dict.fromkeys(part.strip() for part in text.split(","))
+    if "" in names:
+        raise UsageError(f"an empty {what} in {text!r}; give names with a comma between them")
+    return names
+
+
+def _arm(name: str) -> str:
+    """`name` if it is an arm, or a glob such as `broken:*` that stands for some."""
+    from replayscope.inspector.semantics import ARMS, BROKEN
+
+    valid = [
+        *ARMS,
+        *(f"oracle:{arm}" for arm in ARMS if arm not in ("repeat", "rechunk")),
+        *(f"broken:{kind}" for kind in BROKEN),
+    ]
+    known = re.sub(r"^broken:floor@[0-9]+$", "broken:floor@L", name) in valid and name != "broken:floor@L"
+    if not known and not ("*" in name and any(fnmatchcase(arm, name) for arm in valid)):
+        raise unknown("arm", name, valid)
+    return name
+
+
+def _semantics(name: str) -> str:
+    from replayscope.inspector.semantics import SEMANTICS
+
+    return choose("semantics", name, list(SEMANTICS))
+
+
+def _trace(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give a trace file, or open the folder with replayscope ui --root {path}")
+    if not path.exists():
+        near = path.with_name(path.name + ".partial")
+        hint = f"; its writer did not finish: {near} is there" if near.exists() else "; check the path"
+        raise UsageError(f"no trace {path}{hint}")
+
+
+def _parent(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"no folder {path.parent} to write {path.name} into; make it first")
+
+
+def _output(path: Path, force: bool) -> None:
+    """Refuse output that could not or must not be written, before anything is computed."""
+    _parent(path)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; -o needs a file name")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists; add --force to replace it, or give another -o")
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536):
+        raise UsageError(f"port {text!r} is not a number from 1 to 65535")
+    return int(text)
+
+
+def _written(paths: Iterable[Path]) -> Result:
+    names = [str(path) for path in paths]
+    return Result("\n".join(names), {"written": names})

@@ -1,0 +1,86 @@
+"""What `replayscope list` knows: for each topic, rows of a table. Imports what a topic needs only when it is asked."""
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def models() -> dict[str, Traversable]:
+    """The presets: name -> file of weights inside the package."""
+    found = [file for file in files("replayscope.model").iterdir() if file.name.endswith(".safetensors")]
+    return {file.name.removesuffix(".safetensors"): file for file in sorted(found, key=lambda file: file.name)}
+
+
+def _models() -> list[Row]:
+    rows = []
+    for name, file in models().items():
+        with file.open("rb") as weights:
+            header = json.loads(weights.read(int.from_bytes(weights.read(8), "little")))
+        kept = {key: value for key, value in header.pop("__metadata__", {}).items() if len(value) <= 60}
+        numbers = sum(_product(tensor["shape"]) for tensor in header.values())
+        about = ", ".join(f"{key} {value}" for key, value in kept.items())
+        rows.append({"name": name, "parameters": f"{numbers / 1e6:.1f} M parameters", "about": about})
+    return rows
+
+
+def _product(shape: list[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _hooks() -> list[Row]:
+    from replayscope.inspector.points import LAYER_POINTS, POINTS
+
+    return [
+        {"name": f"layers.{{i}}.{name}" if name in LAYER_POINTS else name, "about": about}
+        for name, about in POINTS.items()
+    ]
+
+
+def _metrics() -> list[Row]:
+    from replayscope.inspector.metrics import METRICS
+
+    return [{"name": name, "unit": metric.unit or "-", "about": metric.says} for name, metric in METRICS.items()]
+
+
+def _semantics() -> list[Row]:
+    from replayscope.inspector.semantics import SEMANTICS
+
+    return [{"name": name, "about": about} for name, about in SEMANTICS.items()]
+
+
+def _arms() -> list[Row]:
+    from replayscope.inspector.semantics import ARMS, BROKEN
+
+    rows = [{"name": name, "about": about} for name, about in ARMS.items()]
+    rows.append({"name": "oracle:ARM", "about": "the same semantics as one full-length pass with dense masks"})
+    return rows + [{"name": f"broken:{kind}", "about": f"wrong on purpose: {about}"} for kind, about in BROKEN.items()]
+
+
+def _figures() -> list[Row]:
+    from replayscope.ui.figures import FIGURES
+
+    return [{"name": name, "about": (figure.__doc__ or "").split("\n")[0]} for name, figure in FIGURES.items()]
+
+
+def _samples() -> list[Row]:
+    from replayscope.inspector.samples import SAMPLES
+
+    return [{"name": name, "about": sample.description, "source": sample.source} for name, sample in SAMPLES.items()]
+
+
+TOPICS: dict[str, Callable[[], list[Row]]] = {
+    "models": _models,
+    "hooks": _hooks,
+    "metrics": _metrics,
+    "semantics": _semantics,
+    "arms": _arms,
+    "figures": _figures,
+    "samples": _samples,
+}

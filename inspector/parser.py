@@ -1,0 +1,192 @@
+"""What can be typed: the commands of `replayscope` and their options. No torch, no numpy."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from replayscope.inspector import commands, specs
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.options import Result
+from replayscope.inspector.prompts import FORMS, parse_prompt
+
+MODEL_HELP = "a preset (replayscope list models) or a folder with a checkpoint"
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+class _Version(argparse.Action):
+    """Reads the package's metadata only when it is asked for: that takes longer than all of --help."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"replayscope {version('replayscope')}")
+        parser.exit()
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and the parser of each command by name."""
+    parser = Parser(
+        prog="replayscope", description="What bounded replay of the sliding-window KV changes.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    added = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], Result], about: str) -> Parser:
+        sub = added.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    demo = command("demo", commands.demo, "the main job on the embedded model and texts")
+    demo.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("demo"),
+        metavar="DIR",
+        help="folder of its traces and report (default demo)",
+    )
+    _model_options(demo)
+
+    record = command("record", commands.record, "run some arms over one prompt and keep states and divergence")
+    _run_options(record, arms="full,encoder,oracle:encoder")
+    sweep = command("sweep", commands.sweep, "run arms at many cuts and replay lengths and keep their divergence")
+    _run_options(sweep, arms="full,repeat,rechunk,hit,encoder,oracle:encoder")
+
+    compare = command("compare", commands.compare, "set two traces against each other")
+    compare.add_argument("first", type=Path, metavar="A.h5")
+    compare.add_argument("second", type=Path, metavar="B.h5")
+    compare.add_argument(
+        "--tol",
+        action="append",
+        default=[],
+        metavar="POINTS=METRIC<=NUMBER",
+        help="exit with 1 where a hook point exceeds it, as 'layers.*.window_kv=rel_l2<=1e-3'; may be given again",
+    )
+    compare.add_argument("--cross-arm", action="store_true", help="compare different arms with each other")
+
+    show = command("show", commands.show, "what a trace holds: arms, hook points, sizes, provenance")
+    show.add_argument("trace", type=Path, metavar="T.h5")
+    show.add_argument("--verify", action="store_true", help="read every byte and check its integrity")
+
+    plot = command("plot", commands.plot, "draw figures of a trace into a file")
+    plot.add_argument("trace", type=Path, metavar="T.h5")
+    plot.add_argument(
+        "--figure", default="all", metavar="NAME", help="a figure (replayscope list figures) or all (the default)"
+    )
+    plot.add_argument(
+        "--metric", default="rel_l2", metavar="NAME", help="a metric (replayscope list metrics; default rel_l2)"
+    )
+    _out_option(plot, "OUT", "file to write; its ending says how: .html .png .svg .pdf .csv .json")
+
+    report = command("report", commands.report, "write the whole report of a trace as one HTML file")
+    report.add_argument("trace", type=Path, metavar="T.h5")
+    _out_option(report, "OUT.html", "file to write")
+
+    ui = command("ui", commands.ui, "open traces in the browser")
+    ui.add_argument("trace", type=Path, nargs="?", metavar="T.h5")
+    ui.add_argument(
+        "--root", type=Path, metavar="DIR", help="folder whose traces may be opened (default: the trace's, or this one)"
+    )
+    ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
+    ui.add_argument("--port", metavar="N", help="port to listen on (default: the first free one from 7860)")
+
+    list_ = command("list", commands.list_, "what can be named: " + ", ".join(commands.TOPICS))
+    list_.add_argument("topic", metavar="TOPIC", help=" | ".join(commands.TOPICS))
+
+    for sub in added.choices.values():
+        output = sub.add_argument_group("output")
+        output.add_argument("--json", action="store_true", help="one JSON document on stdout instead of a table")
+        output.add_argument(
+            "-q", "--quiet", dest="verbosity", action="store_const", const=-1, default=0, help="no progress, no notes"
+        )
+        output.add_argument(
+            "-v", "--verbose", dest="verbosity", action="store_const", const=1, help="more details on stderr"
+        )
+        output.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser, dict(added.choices)
+
+
+def _run_options(sub: Parser, arms: str) -> None:
+    """Options of record and sweep; `arms` is the default."""
+    sub.add_argument("-m", "--model", default="mini", help=f"{MODEL_HELP} (default mini)")
+    sub.add_argument("-p", "--prompt", type=parse_prompt, default="prose", help=f"{FORMS} (default prose)")
+    sub.add_argument("--arms", default=arms, metavar="ARM,…", help=f"arms (replayscope list arms; default {arms})")
+    sub.add_argument(
+        "--cuts",
+        type=specs.check_cuts,
+        default="grid",
+        metavar="SPEC",
+        help=f"{specs.CUT_FORMS}; W is the window (default grid)",
+    )
+    sub.add_argument(
+        "--replay", type=specs.check_replay, default="W", metavar="SPEC", help=f"{specs.REPLAY_FORMS} (default W)"
+    )
+    sub.add_argument(
+        "--suffix",
+        type=specs.parse_suffix,
+        default="all",
+        metavar="S",
+        help="tokens to run from the cut on, or all (the default)",
+    )
+    sub.add_argument(
+        "--semantics", default="paper", metavar="NAME,…", help="whose rules the arms follow (default paper)"
+    )
+    sub.add_argument(
+        "--hooks",
+        action="append",
+        default=[],
+        metavar="GLOB,…",
+        help="hook points whose raw states are kept (replayscope list hooks)",
+    )
+    sub.add_argument("--rows", action="store_true", help="keep divergence row by row as well")
+    sub.add_argument(
+        "--audit",
+        action="store_true",
+        help="fp64 or fp32 with top-k and experts frozen from full: where a bug is a bug",
+    )
+    sub.add_argument("--reproducible", action="store_true", help="bitwise equal however the rows are packed; slower")
+    sub.add_argument(
+        "--budget", type=specs.parse_bytes, metavar="SIZE", help="memory for the rows in flight, as 512M or 2GiB"
+    )
+    sub.add_argument(
+        "--forced",
+        type=lambda text: specs.parse_count(text, "--forced"),
+        default=0,
+        metavar="K",
+        help="decode the last K tokens one by one instead of prefilling them",
+    )
+    _out_option(sub, "T.h5", "trace to write", force=False)
+    _model_options(sub)
+
+
+def _model_options(sub: Parser) -> None:
+    """Options of every command that runs a model."""
+    group = sub.add_argument_group("common")
+    group.add_argument(
+        "--device", type=specs.parse_device, default="auto", help="auto (the default), cpu, cuda or cuda:N"
+    )
+    group.add_argument("--dtype", type=specs.parse_dtype, default="fp32", help="fp64, fp32 (the default) or bf16")
+    group.add_argument(
+        "--seed",
+        type=lambda text: specs.parse_count(text, "--seed"),
+        default=0,
+        metavar="N",
+        help="of everything drawn at random (default 0)",
+    )
+    group.add_argument(
+        "--max-bytes", type=specs.parse_bytes, metavar="SIZE", help="refuse to write a larger trace, as 512M or 4GB"
+    )
+    group.add_argument("--force", action="store_true", help="replace output that exists")
+
+
+def _out_option(sub: Parser, metavar: str, about: str, force: bool = True) -> None:
+    sub.add_argument("-o", "--out", type=Path, required=True, metavar=metavar, help=about)
+    if force:
+        sub.add_argument("--force", action="store_true", help="replace the file if it exists")
