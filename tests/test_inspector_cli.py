@@ -62,9 +62,7 @@ def test_help_is_quick_and_imports_no_torch(tmp_path):
     assert min(took) < 0.3, f"--help took {min(took):.2f} s at best"
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], ["sweep", "--help"], ["list", "hooks"], ["list", "arms"], ["show", "none.h5"]]
-)
+@pytest.mark.parametrize("typed", ["--help", "sweep --help", "list hooks", "list arms", "show none.h5"])
 def test_what_runs_no_model_imports_no_torch(typed, tmp_path):
     script = (
         "import sys\nfrom replayscope.inspector.cli import main\n"
