@@ -3,14 +3,14 @@
 Definitions, units, the direction of KL and the rules for zero, NaN and inf stand in docs/numerics.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 from replayscope.inspector.names import choose
-from replayscope.traces.schema import RowTable, RunInfo, Table, relative_l2
+from replayscope.traces.schema import RowTable, Table, relative_l2
 
 TOL_ABS, TOL_REL = 1e-6, 1e-3
 # What enters a layer is exact as far as the layers before it are; all else that a layer makes needs its attention.
@@ -30,16 +30,17 @@ class Metric(NamedTuple):
     scale: str = "log"
 
 
-_STATE, _DISCRETE, _LOGITS = ("state",), ("discrete",), ("logits",)
+# Logits may be kept with the sums of a state beside their own.
+_BOTH, _STATE, _DISCRETE, _LOGITS = ("state", "logits"), ("state",), ("discrete",), ("logits",)
 
 METRICS: dict[str, Metric] = {
-    "rel_l2": Metric("", "relative L2: |arm − reference| / |reference| over all rows of the region", _STATE),
-    "rel_max": Metric("", "largest relative L2 of a single row", _STATE),
+    "rel_l2": Metric("", "relative L2: |arm − reference| / |reference| over all rows of the region", _BOTH),
+    "rel_max": Metric("", "largest relative L2 of a single row", _BOTH),
     "cosine": Metric("", "cosine distance, 1 − cos; blind to scale, read with norm_ratio", _STATE),
     "norm_ratio": Metric("", "|arm| / |reference|", _STATE, 1.0, "linear"),
-    "max_abs": Metric("", "largest absolute difference of an element", _STATE),
+    "max_abs": Metric("", "largest absolute difference of an element", _BOTH),
     "share_over": Metric("", "share of elements that differ by more than the tolerance", _STATE, 0.0, "linear"),
-    "nonfinite": Metric("elements", "elements that are not finite, and not in the same way, on the two sides", _STATE),
+    "nonfinite": Metric("elements", "elements that are not finite, and not in the same way, on the two sides", _BOTH),
     "changed": Metric("", "share of rows whose set of choices differs", _DISCRETE, 0.0, "linear"),
     "jaccard": Metric("", "Jaccard distance of the sets of choices, mean over rows", _DISCRETE, 0.0, "linear"),
     "flips": Metric("rows", "rows whose set changed with a margin inside the floor", _DISCRETE, 0.0, "linear"),
@@ -81,9 +82,9 @@ def metrics_of(table: Table | RowTable) -> list[str]:
 
 def kind_of_rows(table: RowTable) -> str:
     """'state', 'discrete' or 'logits', by the sums that are there."""
-    if "diff2" in table.arrays:
-        return "state"
-    return "discrete" if "changed" in table.arrays else "logits"
+    if "kl_sum" in table.arrays:
+        return "logits"
+    return "discrete" if "changed" in table.arrays else "state"
 
 
 def _n(a: Arrays) -> ndarray:
@@ -245,32 +246,3 @@ def _overlap(arm: ndarray, ref: ndarray, k: int) -> ndarray:
     top_arm = arm >= np.sort(arm, 1)[:, -k, None]
     top_ref = ref >= np.sort(ref, 1)[:, -k, None]
     return np.minimum((top_arm & top_ref).sum(1), k) / k
-
-
-def bucket_masks(run: RunInfo, point: str, layer: int, position: ndarray, buckets: Sequence[str]) -> ndarray:
-    """Which rows of a run fall into which bucket; position: [row] absolute -> bool [bucket, row].
-
-    The exact region of `final` and `logits` is that of what leaves the last layer.
-    """
-    cut = run.start if run.cut is None else run.cut
-    regions = run.exact_in if point in ENTERING else run.exact_out
-    exact = np.zeros(len(position), bool)
-    if regions:
-        for first, stop in regions[-1 if point in ("final", "logits") else layer]:
-            exact |= (position >= first) & (position < stop)
-    masks = []
-    for name in buckets:
-        if name.startswith("d:"):
-            first, last = map(int, name[2:].split("-"))
-            masks.append((position - run.start >= first) & (position - run.start <= last))
-        else:
-            masks.append(
-                {
-                    "all": np.ones(len(position), bool),
-                    "window": (position >= cut - run.window) & (position < cut),
-                    "suffix": (position >= cut) & (position < run.stop),
-                    "last": position == run.stop - 1,
-                    "exact": exact,
-                }[name]
-            )
-    return np.array(masks).reshape(len(buckets), len(position))

@@ -1,19 +1,19 @@
 """A made-up trace that holds every kind of part, from seeded noise: for tests of whatever reads traces.
 
 The errors follow the shape of the real thing: zero where an arm must be exact, large just behind the replay start,
-healing with distance, and rounding noise everywhere else. `fold` turns per-row sums into tables.
+healing with distance, and rounding noise everywhere else.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from replayscope.inspector.metrics import bucket_masks
-from replayscope.traces import THRESHOLDS, RunInfo, Table, Tokens, TraceWriter
+from replayscope.traces import RunInfo, Tokens, TraceWriter
 from replayscope.traces.dtypes import encode_bf16
-from replayscope.traces.schema import POINTS, SINGLE_POINTS, bucket_names, kind_of, relative_l2
+from replayscope.traces.schema import POINTS, SINGLE_POINTS, bucket_names, kind_of
+from tests.folding import bucket_masks, fold, pack_rows
 
 WIDTH = 16  # channels of every stored state
 TOP_K = 4
@@ -85,7 +85,7 @@ def synthetic_trace(
                         for p in plants:
                             if p.hits(run, reference, point, layer):
                                 error[here == p.position] = p.value
-                        rows.append({"position": here, **row_sums(kind_of(point), error, unit, rng)})
+                        rows.append({"position": here, **row_sums(kind_of(point), error, rng)})
                     packed.append(rows)
                 out.table(reference, point, fold(packed, runs, point, buckets))
                 if point in ROW_POINTS[reference]:
@@ -184,120 +184,32 @@ def row_error(
     return error
 
 
-def row_sums(kind: str, error: np.ndarray, unit: float, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def row_sums(kind: str, error: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Per-row sums that have the given relative L2, named as `state_sums` and `logits_sums` name them."""
     rows = len(error)
-    if kind == "state":
-        ref2 = WIDTH * rng.lognormal(0.0, 0.2, rows)
-        diff2 = error**2 * ref2
-        arm2 = ref2 * (1 + 0.2 * error) ** 2
-        peak = error * np.sqrt(ref2) * rng.uniform(0.4, 0.8, rows)
-        return {
-            "elements": np.full(rows, WIDTH, np.int64), "diff2": diff2, "ref2": ref2, "arm2": arm2,
-            "dot": (ref2 + arm2 - diff2) / 2, "max_abs": peak,
-            "max_col": np.where(peak == 0, -1, rng.integers(0, WIDTH, rows)),
-            "over": np.where(error > 1e-3, rng.integers(1, WIDTH + 1, rows), 0),
-            "nonfinite": np.zeros(rows, np.int64), "bad": np.zeros(rows, np.int64),
-        }  # fmt: skip
     if kind == "discrete":
         changed = (rng.uniform(size=rows) < np.minimum(error * 2, 0.9)).astype(np.int64)
         margin = rng.exponential(0.1, rows) * np.where(changed, error, 1.0)
         return {"changed": changed, "jaccard": np.where(changed, rng.uniform(0.3, 0.8, rows), 1.0),
                 "flips": changed * (rng.uniform(size=rows) < 0.05), "margin": margin, "noise": error * 0.1}  # fmt: skip
+    ref2 = WIDTH * rng.lognormal(0.0, 0.2, rows)
+    diff2 = error**2 * ref2
+    arm2 = ref2 * (1 + 0.2 * error) ** 2
+    peak = error * np.sqrt(ref2) * rng.uniform(0.4, 0.8, rows)
+    sums = {
+        "elements": np.full(rows, WIDTH, np.int64), "diff2": diff2, "ref2": ref2, "arm2": arm2,
+        "dot": (ref2 + arm2 - diff2) / 2, "max_abs": peak,
+        "max_col": np.where(peak == 0, -1, rng.integers(0, WIDTH, rows)),
+        "over": np.where(error > 1e-3, rng.integers(1, WIDTH + 1, rows), 0),
+        "nonfinite": np.zeros(rows, np.int64), "bad": np.zeros(rows, np.int64),
+    }  # fmt: skip
+    if kind == "state":
+        return sums
     kl = error**2 * rng.uniform(0.5, 2.0, rows)
     flip = (rng.uniform(size=rows) < np.minimum(error, 0.5)).astype(np.int64)
-    return {"kl": kl, "kl_rev": kl * rng.uniform(0.9, 1.1, rows), "js": np.minimum(kl / 8, np.log(2)), "flip": flip,
-            "margin": rng.exponential(0.5, rows), "overlap": np.where(kl > 1e-4, 0.8, 1.0),
+    return {**sums, "kl": kl, "kl_rev": kl * rng.uniform(0.9, 1.1, rows), "js": np.minimum(kl / 8, np.log(2)),
+            "flip": flip, "margin": rng.exponential(0.5, rows), "overlap": np.where(kl > 1e-4, 0.8, 1.0),
             "dlogp": error * rng.normal(0.0, 1.0, rows)}  # fmt: skip
-
-
-def fold(
-    packed: Sequence[Sequence[Mapping[str, np.ndarray]]], runs: Sequence[RunInfo], point: str, buckets: Sequence[str]
-) -> Table:
-    """Per-row sums [run][layer] -> a table, the way docs/trace-format.md says."""
-    kind = kind_of(point)
-    shape = (len(runs), len(packed[0]), len(buckets))
-    cells = [
-        [[_cell(kind, _pick(rows, mask)) for mask in bucket_masks(run, point, layer, rows["position"], buckets)]
-         for layer, rows in enumerate(by_layer)]
-        for run, by_layer in zip(runs, packed, strict=True)
-    ]  # fmt: skip
-    arrays = {
-        name: np.array([[[c[name] for c in b] for b in by] for by in cells]).reshape(shape) for name in cells[0][0][0]
-    }
-    if kind == "state":
-        for name, pick in (("first_at", np.min), ("last_at", np.max)):
-            arrays[name] = np.array([[_crossings(rows, pick) for rows in by] for by in packed])
-        return Table(kind, buckets, arrays, {"tol_abs": 1e-6, "tol_rel": 1e-3})
-    return Table(kind, buckets, arrays, {"top_k": TOP_K})
-
-
-def _pick(rows: Mapping[str, np.ndarray], mask: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: values[mask] for name, values in rows.items()}
-
-
-def _row_rel(r: Mapping[str, np.ndarray]) -> np.ndarray:
-    return relative_l2(r["diff2"], r["ref2"], np.ones(len(r["position"])), r["nonfinite"])
-
-
-def _crossings(rows: Mapping[str, np.ndarray], pick) -> np.ndarray:
-    rel = _row_rel(rows)
-    return np.array([pick(rows["position"][rel > t]) if (rel > t).any() else -1 for t in THRESHOLDS])
-
-
-def _cell(kind: str, r: Mapping[str, np.ndarray]) -> dict[str, float]:
-    n = len(r["position"])
-    if kind == "state":
-        rel = _row_rel(r)
-        top = int(r["max_abs"].argmax()) if n and r["max_abs"].max() > 0 else -1
-        bad = r["position"][r["bad"] > 0]
-        summed = ("elements", "diff2", "ref2", "arm2", "dot", "over", "nonfinite")
-        return {
-            "n": n, **{name: r[name].sum() for name in summed},
-            "max_abs": r["max_abs"].max(initial=0.0),
-            "max_row": r["position"][top] if top >= 0 else -1, "max_col": r["max_col"][top] if top >= 0 else -1,
-            "first_nonfinite": bad.min() if len(bad) else -1,
-            "rel_max": rel.max(initial=0.0), "rel_max_row": r["position"][rel.argmax()] if rel.any() else -1,
-        }  # fmt: skip
-    if kind == "discrete":
-        margins = r["margin"][r["changed"] > 0]
-        return {"n": n, "changed": r["changed"].sum(), "jaccard": r["jaccard"].sum(), "flips": r["flips"].sum(),
-                "min_margin": margins.min() if len(margins) else np.nan,
-                "margin_noise": r["noise"].max(initial=0.0)}  # fmt: skip
-    margins = r["margin"][r["flip"] > 0]
-    cell = {"n": n, "flips": r["flip"].sum(), "overlap": r["overlap"].sum(),
-            "max_row": r["position"][r["kl"].argmax()] if n else -1,
-            "min_flip_margin": margins.min() if len(margins) else np.nan}  # fmt: skip
-    for name in ("kl", "kl_rev", "js", "dlogp"):
-        cell[f"{name}_sum"] = r[name].sum()
-        cell[f"{name}_max"] = np.abs(r[name]).max(initial=0.0)
-    return cell
-
-
-_ROW_NAMES = {"kl": "kl_sum", "kl_rev": "kl_rev_sum", "js": "js_sum", "dlogp": "dlogp_sum", "flip": "flips",
-              "noise": "margin_noise"}  # fmt: skip
-
-
-def pack_rows(
-    packed: Sequence[Sequence[Mapping[str, np.ndarray]]],
-) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Per-row sums [run][layer] -> offsets, positions and arrays [layer, packed row]; n = 0 where a layer has no such
-    row."""
-    positions = [max((rows["position"] for rows in by), key=len) for by in packed]
-    offsets = np.cumsum([0, *map(len, positions)])
-    depth = len(packed[0])
-    arrays = {"n": np.zeros((depth, offsets[-1]), np.int64)}
-    for run, by in enumerate(packed):
-        for layer, rows in enumerate(by):
-            if not len(rows["position"]):
-                continue
-            cells = slice(offsets[run], offsets[run + 1])
-            arrays["n"][layer, cells] = 1
-            for name, values in rows.items():
-                if name not in ("position", "bad"):
-                    stored = _ROW_NAMES.get(name, name)
-                    arrays.setdefault(stored, np.zeros((depth, offsets[-1]), values.dtype))[layer, cells] = values
-    return offsets, np.concatenate(positions), arrays
 
 
 def write_states(out: TraceWriter, runs: Sequence[RunInfo], layers: int, seed: int) -> None:

@@ -1,0 +1,202 @@
+"""Which class a divergence belongs to: the noise floor, the bound above which an error is a bug, what flips excuse.
+
+Everything is computed from the trace alone. Definitions stand in docs/numerics.md.
+"""
+
+import numpy as np
+from numpy import ndarray
+
+from replayscope.inspector.metrics import metric
+from replayscope.traces.reader import TraceReader
+from replayscope.traces.schema import POINTS, SINGLE_POINTS, Table
+
+CLASSES = ("absent", "identical", "bug", "noise", "flip", "design")
+NOISE_ARMS = ("repeat", "rechunk", "hit")
+
+# Relative error up to which two runs are equal whatever the floor: products of other shapes sum in other orders.
+BOUNDS = {"float64": 1e-12, "float32": 1e-5}
+# The same in nats, for logits that were kept without their sums: KL grows with the square of an error of the logits,
+# which are of the order of ten, and in fp64 it is itself rounded at about 1e-15.
+KL_BOUNDS = {"float64": 1e-13, "float32": 1e-8}
+_FLOORS = 10.0  # how many measured floors an error may reach
+_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
+
+
+def dtype_of(trace: TraceReader) -> str:
+    """'float64', 'float32' or 'bfloat16'."""
+    name = str(trace.provenance.get("dtype", "")).removeprefix("torch.")
+    return _NAMES.get(name, name)
+
+
+def asserted(trace: TraceReader) -> bool:
+    """Whether an error above the bound can be nothing but a bug: fp64, or fp32 with rounding off and choices frozen."""
+    dtype = dtype_of(trace)
+    return dtype == "float64" or (dtype == "float32" and bool(trace.provenance.get("audit")))
+
+
+def headline(table: Table) -> str:
+    """The metric that decides the class of a cell."""
+    if table.kind == "discrete":
+        return "changed"
+    return "rel_l2" if "diff2" in table.arrays else "kl_max"
+
+
+def _of_rows(table: Table) -> str:
+    """The headline of single rows, which a dilution over many rows cannot hide."""
+    name = headline(table)
+    return "rel_max" if name == "rel_l2" and "rel_max" in table.arrays else name
+
+
+def floor(trace: TraceReader, point: str, name: str = "rel_l2") -> ndarray:
+    """Noise floor that each run is held against: [run, layer], NaN where no noise run measured it.
+
+    The largest value among repeat, rechunk and the hits at the run's cut, over all their rows. For rel_l2 it is that of
+    a single row, which no region can exceed; for norm_ratio it is |ratio − 1|. A hit that is a bug itself is left out.
+    """
+    value = _worst(*_against_full(trace, point), name)
+    always, hits = _noise(trace, value)
+    return np.fmax(always, np.where(_wrong_hits(trace, point), np.nan, hits))
+
+
+def bound(trace: TraceReader, point: str) -> ndarray:
+    """Largest error, in the headline metric, that is no bug: [run, layer]; inf where this precision allows no claim."""
+    table, measured = _against_full(trace, point)
+    base = _base(trace, table)
+    if base is None:
+        return np.full(table.arrays["n"].shape[:2], np.inf)
+    limits = floor(trace, point, headline(table))
+    if asserted(trace):
+        # A hit may not excuse itself: it is held against the other noise runs.
+        itself = [run.index for run in trace.runs if run.arm == "hit"]
+        limits[itself] = _noise(trace, _worst(table, measured, headline(table)))[0]
+    return np.fmax(base, _FLOORS * np.nan_to_num(limits))
+
+
+def downstream(trace: TraceReader, reference: str, point: str, bucket: str = "all") -> ndarray:
+    """Whether a discrete choice flipped before this point, in the rows of a bucket: bool [run, layer].
+
+    A flip of top-k reaches attn_out and what follows in its own layer, one of the router ffn_out and what follows;
+    both reach everything in the layers after it.
+    """
+    depth = trace.table(reference, point).arrays["n"].shape[1]
+    here = np.zeros((len(trace.runs), depth), bool)
+    if point == "embed":
+        return here
+    for choice in ("topk", "router"):
+        if choice not in trace.points(reference):
+            continue
+        table = trace.table(reference, choice)
+        flips = table.arrays["flips"][:, :, table.bucket(bucket)] > 0
+        before = np.logical_or.accumulate(flips, 1)
+        if point in SINGLE_POINTS:
+            here |= before[:, -1:]
+            continue
+        here[:, 1:] |= before[:, :-1]
+        if POINTS.index(point) > POINTS.index(choice):
+            here |= flips
+    return here
+
+
+def bugs(trace: TraceReader, reference: str, point: str) -> ndarray:
+    """Cells above the bound and not behind a flip: bool [run, layer, bucket].
+
+    Against full only the exact region can be one, and only flips of rows inside it excuse: it depends on no others.
+    A choice that differs from the oracle's is one where more rows changed than flipped.
+    """
+    table = trace.table(reference, point)
+    if table.kind == "discrete":
+        claim = reference == "oracle" and dtype_of(trace) in BOUNDS
+        wrong = (table.arrays["changed"] > table.arrays["flips"]) & claim
+    else:
+        with np.errstate(invalid="ignore"):
+            wrong = metric(table, _of_rows(table)) > bound(trace, point)[:, :, None]
+    if reference == "full":
+        wrong[:, :, [i for i, bucket in enumerate(table.buckets) if bucket != "exact"]] = False
+        # These two are the measure of the noise; nothing here can convict them.
+        wrong[[run.index for run in trace.runs if run.arm in ("repeat", "rechunk")]] = False
+    excused = downstream(trace, reference, point, "exact" if reference == "full" else "all")
+    return wrong & ~excused[:, :, None]
+
+
+def classify(trace: TraceReader, reference: str, point: str) -> ndarray:
+    """Class of every cell, one of CLASSES: str [run, layer, bucket].
+
+    Against an oracle nothing differs by design: what is neither identical, bug nor flip lies under the bound of a bug
+    and is noise, and in a precision that allows no claim it counts as a flip of rounding.
+    """
+    table = trace.table(reference, point)
+    absent, identical = table.arrays["n"] == 0, _identical(table)
+    result = np.full(absent.shape, "design", dtype="U9")
+    if table.kind == "discrete":
+        flip = table.arrays["changed"] == table.arrays["flips"] if reference == "full" else np.ones_like(absent)
+        noise = np.zeros_like(absent)
+    else:
+        name = headline(table)
+        limit = floor(trace, point, name)[:, :, None]
+        noise = np.nan_to_num(metric(table, name), nan=np.inf) <= np.nan_to_num(limit, nan=-1.0)
+        flip = np.broadcast_to(downstream(trace, reference, point)[:, :, None], absent.shape)
+        if reference == "oracle":
+            result[:] = "noise" if dtype_of(trace) in BOUNDS else "flip"
+    chosen = (flip, noise, bugs(trace, reference, point), identical, absent)
+    for cells, name in zip(chosen, ("flip", "noise", "bug", "identical", "absent"), strict=True):
+        result[cells] = name
+    return result
+
+
+def _identical(table: Table) -> ndarray:
+    arrays = table.arrays
+    if table.kind == "discrete":
+        return arrays["changed"] == 0
+    if "diff2" in arrays:
+        return (arrays["diff2"] == 0) & (arrays["nonfinite"] == 0)
+    return (arrays["kl_max"] == 0) & (arrays["kl_rev_max"] == 0) & (arrays["flips"] == 0)
+
+
+def _base(trace: TraceReader, table: Table) -> float | None:
+    if table.kind == "discrete":
+        return None
+    return (KL_BOUNDS if headline(table) == "kl_max" else BOUNDS).get(dtype_of(trace))
+
+
+def _against_full(trace: TraceReader, point: str) -> tuple[Table, bool]:
+    """The table against full, and True; or, for a point compared with the oracle only, that table and False."""
+    measured = "full" in trace.references() and point in trace.points("full")
+    return trace.table("full" if measured else "oracle", point), measured
+
+
+def _worst(table: Table, measured: bool, name: str) -> ndarray:
+    """Largest value over all rows: [run, layer]; NaN where it was not measured."""
+    if not measured:
+        return np.full(table.arrays["n"].shape[:2], np.nan)
+    if name == "rel_l2":
+        name = _of_rows(table)
+    value = metric(table, name)[:, :, table.bucket("all")]
+    return np.abs(value - 1.0) if name == "norm_ratio" else np.abs(value)
+
+
+def _noise(trace: TraceReader, value: ndarray) -> tuple[ndarray, ndarray]:
+    """Largest value among repeat and rechunk: [layer]; and among the hits at each run's cut: [run, layer]."""
+    runs = trace.runs
+    always = _largest(value, [run.index for run in runs if run.arm in ("repeat", "rechunk")])
+    hits: dict[int | None, list[int]] = {}
+    for run in runs:
+        if run.arm == "hit":
+            hits.setdefault(run.cut, []).append(run.index)
+    return always, np.array([_largest(value, hits.get(run.cut, [])) for run in runs]).reshape(value.shape)
+
+
+def _wrong_hits(trace: TraceReader, point: str) -> ndarray:
+    """Where the hits at a run's cut are too far from full to be noise: bool [run, layer]. Without this a broken hit
+    would raise the floor of its cut until nothing there could be a bug."""
+    table, measured = _against_full(trace, point)
+    base = _base(trace, table)
+    if base is None or not asserted(trace):
+        return np.zeros(table.arrays["n"].shape[:2], bool)
+    always, hits = _noise(trace, _worst(table, measured, headline(table)))
+    return hits > np.fmax(base, _FLOORS * np.nan_to_num(always))
+
+
+def _largest(value: ndarray, runs: list[int]) -> ndarray:
+    if not runs:
+        return np.full(value.shape[1], np.nan)
+    return np.fmax.reduce(value[runs], axis=0)
