@@ -108,8 +108,10 @@ def bugs(trace: TraceReader, reference: str, point: str) -> ndarray:
         claim = reference == "oracle" and dtype_of(trace) in BOUNDS
         wrong = (table.arrays["changed"] > table.arrays["flips"]) & claim
     else:
-        with np.errstate(invalid="ignore"):
-            wrong = metric(table, _of_rows(table)) > bound(trace, point)[:, :, None]
+        value = metric(table, _of_rows(table))
+        # A row of logits without a finite number has no divergence; it is not equal either.
+        value = np.where(np.isnan(value) & (table.arrays["n"] > 0), np.inf, value)
+        wrong = value > bound(trace, point)[:, :, None]
     if reference == "full":
         wrong[:, :, [i for i, bucket in enumerate(table.buckets) if bucket != "exact"]] = False
         # These two are the measure of the noise; nothing here can convict them.

@@ -144,9 +144,7 @@ def arm_table(trace: TraceReader) -> list[ArmRow]:
         if run.arm != "full":
             groups.setdefault((run.arm, run.semantics, run.replay), []).append(run.index)
     wrong = {bug.run for bug in all_bugs(trace)}
-    floors = [
-        np.fmax.reduce(floor(trace, point), axis=1) for point in _points(trace, "full") if kind_of(point) == "state"
-    ]
+    floors = [np.fmax.reduce(floor(trace, point), axis=1) for point in _states(trace, "full")]
     return [
         ArmRow(
             arm, semantics, replay, runs,
@@ -206,13 +204,17 @@ def _notes(trace: TraceReader) -> Iterator[str]:
     if not any(run.arm in NOISE_ARMS for run in trace.runs):
         yield "no noise runs: the floor was not measured; add repeat, rechunk or hit"
     elif dtype in BOUNDS:
-        worst = _most([floor(trace, point) for point in _points(trace, "full") if kind_of(point) == "state"])
+        worst = _most([floor(trace, point) for point in _states(trace, "full")])
         if worst is not None and worst > 1e3 * BOUNDS[dtype]:
             yield f"the noise floor reaches {worst:.1e}: runs that are equal on paper are not; look at them first"
 
 
 def _points(trace: TraceReader, reference: str) -> list[str]:
     return trace.points(reference) if reference in trace.references() else []
+
+
+def _states(trace: TraceReader, reference: str) -> list[str]:
+    return [point for point in _points(trace, reference) if kind_of(point) == "state"]
 
 
 def _cells(trace: TraceReader, reference: str, point: str, name: str, runs: list[int], bucket: str = "all") -> list:
@@ -224,8 +226,8 @@ def _cells(trace: TraceReader, reference: str, point: str, name: str, runs: list
 
 
 def _worst_row(trace: TraceReader, reference: str, bucket: str, runs: list[int]) -> float | None:
-    states = [point for point in _points(trace, reference) if kind_of(point) == "state"]
-    return _most([cells for p in states for cells in _cells(trace, reference, p, "rel_max", runs, bucket)])
+    points = _states(trace, reference)
+    return _most([cells for p in points for cells in _cells(trace, reference, p, "rel_max", runs, bucket)])
 
 
 def _window(trace: TraceReader, runs: list[int]) -> list[float | None]:
