@@ -1,0 +1,84 @@
+"""Capturing hook points: copies of what passes, taken in a context manager that always removes itself."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from replayscope.inspector.errors import ReplayScopeError
+from replayscope.inspector.executor import ENTRY_POINTS, Executor, Frame
+from replayscope.inspector.points import expand_points, point_names
+from replayscope.model.config import ModelConfig
+
+
+class HookError(ReplayScopeError):
+    """A requested hook point that never fired."""
+
+
+def points_of(config: ModelConfig) -> tuple[str, ...]:
+    """The hook points that a model of this config has: global KV only at its sources, top-k only where it is chosen."""
+    sources = {"global_kv": config.kv_source_layer_ids, "index_k": config.kv_source_layer_ids}
+    sources["topk"] = config.index_source_layer_ids
+    out = []
+    for name in point_names(config.num_hidden_layers):
+        parts = name.split(".")
+        if len(parts) == 3 and parts[2] in sources and int(parts[1]) not in sources[parts[2]]:
+            continue
+        out.append(name)
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Rows of one hook point in one request. positions [rows]: absolute, or entry numbers; values [rows, …] on the CPU."""
+
+    positions: Tensor
+    values: Tensor
+
+
+class Capture:
+    """Copies the hook points that match ``globs`` while the ``with`` block runs.
+
+    states: (request index, hook point) → Captured; rows of later steps are appended. Raises UsageError for a glob that
+    matches nothing, and HookError at the end of the block for a point that never fired.
+    """
+
+    def __init__(self, executor: Executor, globs: Iterable[str]) -> None:
+        self._executor = executor
+        self.names = frozenset(expand_points(globs, points_of(executor.model.config)))
+        self.want = frozenset(name.rsplit(".", 1)[-1] for name in self.names)
+        self.states: dict[tuple[int, str], Captured] = {}
+
+    def __enter__(self) -> "Capture":
+        self._executor.taps.append(self._tap)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._executor.taps.remove(self._tap)
+        silent = self.names - {name for _, name in self.states}
+        if error is None and silent:
+            raise HookError(f"hook point {sorted(silent)[0]} never fired; run the plan to its end inside the block")
+
+    def _tap(self, frame: Frame) -> None:
+        for point, tensor in frame.tensors.items():
+            name = frame.name(point)
+            if name not in self.names:
+                continue
+            for s in frame.spans[point]:
+                if s.count:
+                    self._add(s.request, name, torch.arange(s.first, s.first + s.count), tensor[s.rows])
+
+    def _add(self, request: int, name: str, positions: Tensor, values: Tensor) -> None:
+        # A copy even on the CPU: the executor's buffers are written again by the next layer.
+        copy = values.detach().to("cpu", copy=True)
+        before = self.states.get((request, name))
+        if before is not None:
+            positions, copy = torch.cat((before.positions, positions)), torch.cat((before.values, copy))
+        self.states[request, name] = Captured(positions, copy)
+
+
+def is_entry_point(name: str) -> bool:
+    """Whether the rows of a hook point are entries rather than positions."""
+    return name.rsplit(".", 1)[-1] in ENTRY_POINTS

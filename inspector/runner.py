@@ -1,0 +1,294 @@
+"""Running a set of arms over the same tokens, comparing every layer while it is hot."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from replayscope.inspector.exact import exact_rows, intervals
+from replayscope.inspector.executor import ENTRY_POINTS, Executor, Frame
+from replayscope.inspector.fold import Fold, Part, exact_mask
+from replayscope.inspector.oracle import Oracles
+from replayscope.inspector.plan import Plan, Request
+from replayscope.inspector.semantics import Shape, has_cut, oracle_of, request
+from replayscope.model import reference
+from replayscope.model.config import ModelConfig
+from replayscope.model.weights import Model
+from replayscope.traces.schema import POINTS, RunInfo, kind_of
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run. arms: names without ``full``, which always runs; cuts and replays for those that have them.
+
+    oracles: arms whose oracle runs too, so that they can be judged. points: hook points (last part) to compare.
+    """
+
+    shape: Shape
+    arms: tuple[str, ...]
+    cuts: tuple[int, ...] = ()
+    replays: tuple[int, ...] = ()
+    suffix: int | None = None
+    oracles: bool = False
+    audit: bool = False
+    points: tuple[str, ...] = POINTS
+    keep_rows: frozenset[str] = frozenset()
+
+
+@dataclass
+class Lineup:
+    """Requests for the executor, and the runs of the trace: first the requests (without the foreign one), then oracles."""
+
+    plan: Plan
+    runs: list[RunInfo]
+    run_of: list[int | None]  # request → run
+    oracle_runs: list[tuple[int, str, Request]]  # run, arm, request that it mirrors
+    exact: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+
+def line_up(job: Job) -> Lineup:
+    """Every arm at every cut and replay length, once each, in an order in which owners come first.
+
+    Raises UsageError for an arm that cannot run at a cut; ``skipped`` arms are for the caller to leave out first.
+    """
+    shape = job.shape
+    asked = [a for a in job.arms if not a.startswith("oracle:") and a != "full"]
+    wanted_oracles = {a.removeprefix("oracle:") for a in job.arms if a.startswith("oracle:")}
+    requests = [request(shape, "full")]
+    if "broken:stale" in asked:
+        requests.append(replace(requests[0], arm="foreign", tokens="foreign"))
+    requests += [request(shape, a) for a in asked if not has_cut(a)]
+    for cut in job.cuts:
+        for a in ("hit", "exact"):
+            if a in asked:
+                one = request(shape, a, cut, None, job.suffix)
+                requests.append(replace(one, replay=None) if a == "hit" else one)
+        for replay in job.replays:
+            requests += [request(shape, a, cut, replay, job.suffix) for a in asked if has_cut(a) and a not in ("hit", "exact")]
+    c = shape.config
+    runs: list[RunInfo] = []
+    run_of: list[int | None] = []
+    for r in requests:
+        run_of.append(None if r.tokens == "foreign" else len(runs))
+        if r.tokens != "foreign":
+            runs.append(_run_info(c, r, len(runs)))
+    line = Lineup(Plan(tuple(requests)), runs, run_of, [])
+    index: dict[tuple[str, int | None, int | None], int] = {}
+
+    def oracle(arm: str, cut: int | None, replay: int | None) -> int:
+        key = (arm, cut, replay)
+        if key not in index:
+            mirror = request(shape, arm, cut, replay, job.suffix)
+            index[key] = len(runs)
+            runs.append(replace_info(_run_info(c, mirror, len(runs)), arm=f"oracle:{arm}"))
+            line.oracle_runs.append((index[key], arm, mirror))
+        return index[key]
+
+    if job.oracles or wanted_oracles:
+        oracle("full", None, None)
+    for i, r in enumerate(requests):
+        arm = oracle_of(r.arm)
+        if run_of[i] is not None and (job.oracles or arm in wanted_oracles):
+            at = oracle(arm, r.cut, r.replay) if arm != "full" else oracle("full", None, None)
+            runs[run_of[i]] = replace_info(runs[run_of[i]], oracle=at)
+    for arm in sorted(wanted_oracles - {"full"}):
+        if not has_cut(arm):
+            oracle(arm, None, None)
+        for cut in job.cuts if has_cut(arm) else ():
+            for replay in job.replays if arm not in ("exact", "hit") else (None,):
+                oracle(arm, cut, request(shape, arm, cut, replay, job.suffix).replay)
+    for run in runs:
+        line.exact[run.index] = exact_rows(c, _healthy(shape, run, job.suffix))
+        enters, leaves = line.exact[run.index]
+        runs[run.index] = replace_info(
+            runs[run.index],
+            exact_in=[intervals(m, run.start) for m in enters],
+            exact_out=[intervals(m, run.start) for m in leaves],
+        )
+    return line
+
+
+def replace_info(run: RunInfo, **changes: object) -> RunInfo:
+    return replace(run, **changes)
+
+
+def _run_info(c: ModelConfig, r: Request, index: int) -> RunInfo:
+    return RunInfo(
+        index=index,
+        arm=r.arm,
+        semantics=r.semantics,
+        cut=r.cut,
+        replay=r.replay,
+        start=r.start,
+        stop=r.stop,
+        prompt_end=r.prompt_end,
+        window=c.sliding_window,
+        replayed=r.replayed,
+        cached=r.cached,
+        fresh=r.fresh,
+        decoder_rows=r.stop - max(r.first_row),
+        floor=r.floor,
+        first_row=r.first_row,
+    )
+
+
+def _healthy(shape: Shape, run: RunInfo, suffix: int | None) -> Request:
+    """The right arm that tells which rows of a run must be exact: a broken one is held to what ``encoder`` owes.
+
+    Only rows that the run has count, so a start that was moved cuts the region and never widens it.
+    """
+    arm = run.arm.removeprefix("oracle:")
+    right = request(shape, "encoder" if arm.startswith("broken:") else arm, run.cut, run.replay, suffix)
+    if right.start == run.start:
+        return right
+    every = tuple(max(run.start, s) for s in right.first_row)
+    return replace(right, start=run.start, first_row=every, first_window=every)
+
+
+def run(
+    model: Model,
+    ids: Tensor,
+    job: Job,
+    line: Lineup,
+    executor: Executor,
+    progress: Progress = lambda done, total, what: None,
+    foreign: Tensor | None = None,
+    on_oracle: Callable[[int, reference.Frame], None] = lambda run, frame: None,
+) -> tuple[Fold, list[RunInfo]]:
+    """Run the line-up and fold its divergence. ids [N]. Returns the fold and the runs with their byte checks.
+
+    foreign [N]: the other prompt that a stale window comes from. on_oracle is called with every oracle frame.
+    """
+    c = model.config
+    following = np.full(len(ids), -1)
+    following[:-1] = ids[1:].cpu().numpy()
+    fold = Fold(line.runs, c.num_hidden_layers, following, model.dtype, job.keep_rows)
+    oracles = Oracles(model, ids.to(model.device))
+    for _, arm, r in line.oracle_runs:
+        oracles.add(arm, r.cut, r.replay, r.prompt_end, r.stop)
+    want = frozenset(job.points) | {"hidden", "logits"}
+    tokens = {"prompt": ids} | ({"foreign": foreign} if foreign is not None else {})
+    total = c.num_hidden_layers + 2
+    for done, frame in enumerate(executor.run(line.plan, tokens, want)):
+        progress(done, total, "embed" if done == 0 else "logits" if frame.layer is None else f"layer {frame.layer}")
+        if job.audit and frame.layer is not None:
+            _share_choices(frame, oracles)
+        compare = _Comparison(job, line, fold, frame, c)
+        compare.with_full()
+        if line.oracle_runs:
+            theirs = oracles.step()
+            for (at, _, _), one in zip(line.oracle_runs, theirs, strict=True):
+                on_oracle(at, one)
+            compare.with_oracles(theirs)
+    progress(total, total, "done")
+    check = executor.prefix_check
+    runs = list(line.runs)
+    for i, at in enumerate(line.run_of):
+        if at is not None:
+            runs[at] = replace_info(runs[at], cached_checked=check.compared[i], cached_changed=check.changed[i])
+    return fold, runs
+
+
+def _share_choices(frame: Frame, oracles: Oracles) -> None:
+    """In an audit the oracles take full's top-k and experts, as the executor's other requests do."""
+    assert frame.layer is not None
+    for point, target in (("topk", oracles.topk), ("router", oracles.experts)):
+        if point in frame.tensors:
+            target[frame.layer] = frame.tensors[point][frame.spans[point][0].rows].clone()[None]
+
+
+@dataclass
+class _Comparison:
+    """The pairs of rows that one frame offers: every run against full, every run against its oracle, oracles against full."""
+
+    job: Job
+    line: Lineup
+    fold: Fold
+    frame: Frame
+    config: ModelConfig
+
+    def with_full(self) -> None:
+        for point in self._points():
+            full = self._rows(point, 0)
+            parts = [
+                self._part(point, at, self._rows(point, i), full)
+                for i, at in enumerate(self.line.run_of)
+                if at is not None and i != 0
+            ]
+            self.fold.add("full", point, self.frame.layer or 0, parts)
+
+    def with_oracles(self, theirs: list[reference.Frame]) -> None:
+        by_run = {at: f for (at, _, _), f in zip(self.line.oracle_runs, theirs, strict=True)}
+        for point in self._points():
+            full = self._rows(point, 0)
+            design = [self._part(point, at, _dense(f, point), full) for at, f in by_run.items() if point in f.tensors]
+            self.fold.add("full", point, self.frame.layer or 0, design)
+            judged = [
+                self._part(point, at, self._rows(point, i), _dense(by_run[o], point))
+                for i, at in enumerate(self.line.run_of)
+                if at is not None and (o := self.line.runs[at].oracle) is not None and point in by_run[o].tensors
+            ]
+            self.fold.add("oracle", point, self.frame.layer or 0, judged)
+
+    def _points(self) -> Iterator[str]:
+        return (p for p in self.job.points if p in self.frame.tensors)
+
+    def _rows(self, point: str, request: int) -> "_Rows":
+        span = self.frame.spans[point][request]
+        margin = self.frame.tensors.get(f"{point}_margin")
+        return _Rows(self.frame.tensors[point][span.rows], None if margin is None else margin[span.rows], span.first)
+
+    def _part(self, point: str, run: int, arm: "_Rows", ref: "_Rows") -> Part:
+        """The rows that both sides have and that belong to the run."""
+        info, layer = self.line.runs[run], self.frame.layer or 0
+        ratio = self.config.compress_ratios[layer] if point in ENTRY_POINTS else 1
+        first = max(arm.first, ref.first, -(-info.start // ratio))
+        stop = min(arm.stop, ref.stop, info.stop // ratio)
+        if info.cut and point in ENTRY_POINTS:
+            first = max(first, info.cut // ratio if not info.arm.startswith("broken:") else 0)
+        n = max(stop - first, 0)
+        a, r = arm.cut(first, n), ref.cut(first, n)
+        position = np.arange(first, first + n) * ratio + ratio - 1
+        enters, leaves = self.line.exact[run]
+        mask = exact_mask(point, enters, leaves, layer)
+        if ratio == 1:
+            exact = mask[first - info.start :][:n]
+        else:
+            # An entry is exact if every row that it pools is; rows below the start are the cached prefix's.
+            rows = np.concatenate((np.ones(info.start, bool), mask))[first * ratio : (first + n) * ratio]
+            exact = rows.reshape(n, ratio).all(1)
+        if kind_of(point) == "discrete":
+            return Part(run, a.values, r.values, position, exact, a.margin, r.margin)
+        return Part(run, a.values, r.values, position, exact)
+
+
+@dataclass
+class _Rows:
+    """values [rows, …] from position (or entry) ``first`` on, and the margins [rows] of discrete ones."""
+
+    values: Tensor
+    margin: Tensor | None
+    first: int
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.values)
+
+    def cut(self, first: int, n: int) -> "_Rows":
+        at = slice(first - self.first, first - self.first + n) if n else slice(0, 0)
+        return _Rows(self.values[at], None if self.margin is None else self.margin[at], first)
+
+
+def _dense(frame: reference.Frame, point: str) -> _Rows:
+    margin = frame.tensors.get(f"{point}_margin")
+    return _Rows(frame.tensors[point][0], None if margin is None else margin[0], 0)
+
+
+def foreign_tokens(ids: Tensor, seed: int) -> Tensor:
+    """Another prompt of the same length: the same tokens in another order, so that its window is plausible and wrong."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return ids[torch.randperm(len(ids), generator=generator).to(ids.device)]
