@@ -1,0 +1,190 @@
+"""From a trace to the numbers and words of a map. Nothing is drawn here; every number comes from the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from replayscope.inspector import verdict
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.metrics import METRICS, metric
+from replayscope.traces import TraceReader
+from replayscope.traces.schema import RunInfo
+from replayscope.ui.cells import (
+    DIFFERS,
+    bin_grid,
+    checked_table,
+    classes,
+    colour_scale,
+    inside,
+    regions,
+    row_grid,
+    row_labels,
+    settle,
+)  # fmt: skip
+from replayscope.ui.grid import BUG, Grid, MapChart
+from replayscope.ui.series import Series, pick
+from replayscope.ui.theme import count, plural
+from replayscope.ui.titles import cut_title, position_title, reach_title
+from replayscope.ui.words import POINT_WORDS, REGION_WORDS, against, context, metric_words
+
+
+def cut_layer_chart(
+    trace: TraceReader,
+    point: str = "window_kv",
+    metric_name: str = "rel_l2",
+    bucket: str = "window",
+    arm: str | None = None,
+    reference: str = "full",
+) -> MapChart:
+    """x = cut H, y = layer, colour = a metric of `point` in the rows of `bucket`, for one arm.
+
+    arm: label of a series, None for the first. Raises UsageError on unknown names.
+    """
+    one, table = pick(trace.runs, arm), checked_table(trace, reference, point, metric_name, bucket)
+    runs = [run.index for run in one.runs]
+    b = table.bucket(bucket)
+    value = metric(table, metric_name)[runs, :, b].T
+    exact = np.array([[inside(run, point, layer, bucket) for run in one.runs] for layer in range(value.shape[0])])
+    exact = exact.reshape(value.shape)
+    kind = classes(trace, reference, point)[runs, :, b].T
+    wrong = classes(trace, reference, point)[runs, :, table.bucket("exact")].T == BUG
+    kind = np.where(wrong & exact & np.isin(kind, DIFFERS), BUG, kind)
+    cuts = np.array(one.cuts)
+    grid = Grid(
+        value, table.arrays["n"][runs, :, b].T, verdict.floor(trace, point, metric_name)[runs].T,
+        settle(kind, value), exact, row_labels(value.shape[0], point), cuts, cuts + 1,
+    )  # fmt: skip
+    window = one.runs[0].window
+    past = cuts[cuts > window]
+    crosses = one.has_cut and 0 < len(past) < len(cuts)
+    return MapChart(
+        title=cut_title(one, point, metric_name, grid, reference),
+        sentence=f"{metric_words(metric_name)} of the {POINT_WORDS[point]} in {REGION_WORDS.get(bucket, bucket)} "
+        f"against {against(reference)} · {context(trace, one)}",
+        notes=_notes(one),
+        meta=_meta(trace, one, point, metric_name, bucket, reference),
+        grid=grid,
+        scale=colour_scale(trace, reference, point, metric_name),
+        axis="cut H, tokens of cached prefix (one column per cut)" if one.has_cut else "the arm has no cut",
+        marks=((float(past[0]), f"H > W = {count(window)}"),) if crosses else (),
+        divider=_divider(trace, value.shape[0]),
+    )
+
+
+def position_layer_chart(
+    trace: TraceReader,
+    run: int | None = None,
+    point: str = "window_kv",
+    metric_name: str = "rel_l2",
+    reference: str = "full",
+    arm: str | None = None,
+) -> MapChart:
+    """x = absolute position, y = layer, for one run: row by row if the trace keeps rows, else in bins.
+
+    run: index of the run; None takes the middle one of the cuts of `arm` behind the first window.
+    """
+    table = checked_table(trace, reference, point, metric_name, "all")
+    if run is None:
+        run = _middle(pick(trace.runs, arm)).index
+    if not 0 <= run < len(trace.runs):
+        raise UsageError(f"no run {run}; the runs of this trace are 0 to {len(trace.runs) - 1}")
+    info = trace.runs[run]
+    one = Series(info.arm, info.arm, info.semantics, info.replay, (info,))
+    if point in trace.row_points(reference):
+        grid = row_grid(trace, info, point, metric_name, reference)
+        note = "one column per position"
+    else:
+        grid = bin_grid(trace, table, info, point, metric_name, reference)
+        note = "each column is a bin of the distance from s, twice as wide as the one before"
+    cut = info.start if info.cut is None else info.cut
+    marks = [(float(info.start), f"s {count(info.start)}")] if info.start < cut else []
+    if info.cut is not None:
+        marks.append((float(cut), f"cut H {count(cut)}"))
+    layers = len(grid.rows)
+    outline = tuple(tuple((float(a), float(b)) for a, b in region) for region in regions(info, point, layers))
+    return MapChart(
+        title=position_title(info, point, grid),
+        sentence=f"{metric_words(metric_name)} of the {POINT_WORDS[point]} against {against(reference)} · "
+        f"{context(trace, one, info)} · run {run}",
+        notes=(note,),
+        meta=_meta(trace, one, point, metric_name, "all", reference) | {"run": run, "cut": info.cut},
+        grid=grid,
+        scale=colour_scale(trace, reference, point, metric_name),
+        axis="position, tokens from the start of the prompt",
+        column="position",
+        outline=outline,
+        marks=tuple(marks),
+        cut=float(cut) if info.cut is not None else None,
+        divider=_divider(trace, layers),
+    )
+
+
+def reach_chart(
+    trace: TraceReader,
+    point: str = "hidden",
+    metric_name: str = "rel_l2",
+    arm: str | None = None,
+    reference: str = "full",
+) -> MapChart:
+    """x = distance from the replay start, y = layer, colour = the largest value over all cuts beyond the window."""
+    one, table = pick(trace.runs, arm), checked_table(trace, reference, point, metric_name, "all")
+    runs = [run for run in one.runs if run.start > 0] or list(one.runs)
+    index = [run.index for run in runs]
+    bins = [(i, *map(int, name[2:].split("-"))) for i, name in enumerate(table.buckets) if name.startswith("d:")]
+    at = [i for i, _, _ in bins]
+    values = metric(table, metric_name)[index][:, :, at]
+    kinds = classes(trace, reference, point)[index][:, :, at]
+    floors = np.broadcast_to(verdict.floor(trace, point, metric_name)[index][:, :, None], values.shape)
+    best = np.where(np.isnan(values), -np.inf, values).argmax(axis=0)[None]
+    value = np.take_along_axis(values, best, 0)[0]
+    kind = settle(np.take_along_axis(kinds, best, 0)[0], value)
+    kind = np.where((kinds == BUG).any(axis=0), BUG, kind)
+    n = table.arrays["n"][index][:, :, at].sum(axis=0)
+    used = n.sum(axis=0) > 0
+    window, layers = runs[0].window, value.shape[0]
+    longest = max(run.stop - run.start for run in runs)
+    start, stop = np.array([a for _, a, _ in bins]), np.array([min(b + 1, longest) for _, _, b in bins])
+    grid = Grid(
+        value[:, used], n[:, used], np.take_along_axis(floors, best, 0)[0][:, used], kind[:, used],
+        np.zeros((layers, int(used.sum())), bool), row_labels(layers, point), start[used], stop[used],
+    )  # fmt: skip
+    return MapChart(
+        title=reach_title(one, point, grid, window),
+        sentence=f"largest {metric_words(metric_name)} of the {POINT_WORDS[point]} over {plural(len(runs), 'cut')} "
+        f"against {against(reference)} · {context(trace, one)}",
+        notes=("bins of the distance from s, each twice as wide as the one before",),
+        meta=_meta(trace, one, point, metric_name, "d:*", reference),
+        grid=grid,
+        scale=colour_scale(trace, reference, point, metric_name),
+        axis="distance from the replay start s, tokens",
+        column="distance",
+        marks=tuple((float(k * window), f"{k}W"[k == 1 :]) for k in (1, layers) if k * window < longest),
+        divider=_divider(trace, layers),
+    )
+
+
+def _middle(one: Series) -> RunInfo:
+    """The middle cut among those whose replay does not start at 0."""
+    behind = [run for run in one.runs if run.start > 0] or one.runs
+    return behind[len(behind) // 2]
+
+
+def _notes(one: Series) -> tuple[str, ...]:
+    return ("these runs follow no single design",) if one.design == "mixed" else ()
+
+
+def _meta(trace: TraceReader, one: Series, point: str, metric_name: str, bucket: str, reference: str) -> dict:
+    return {
+        "trace": trace.path.name, "arm": one.arm, "semantics": one.semantics, "replay": one.replay,
+        "design": one.design, "suffix": one.suffix, "point": point, "metric": metric_name,
+        "unit": METRICS[metric_name].unit, "region": bucket,
+        "reference": reference, "tokens": len(trace.tokens.ids), "window": one.runs[0].window,
+    }  # fmt: skip
+
+
+def _divider(trace: TraceReader, layers: int) -> tuple[int, str] | None:
+    """Where the decoder half begins: the last layer that makes global KV of its own."""
+    sources: Sequence[int] = trace.config.get("kv_source_layer_ids") or ()
+    return (int(sources[-1]), "decoder half") if sources and 0 < sources[-1] < layers else None

@@ -1,0 +1,213 @@
+"""Figures as files: html, csv, json, and png, svg, pdf where a browser is there to draw them.
+
+The same trace gives the same bytes of html, csv and json.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.names import choose
+from replayscope.traces import TraceReader
+from replayscope.traces.errors import TraceExistsError
+from replayscope.ui import page
+from replayscope.ui.figures import FIGURES, chart, figure
+from replayscope.ui.grid import Chart, MapChart
+from replayscope.ui.lines import LineChart
+from replayscope.ui.page import facts
+from replayscope.ui.theme import recolour
+
+FORMATS = ("html", "png", "svg", "pdf", "csv", "json")
+IMAGES = ("png", "svg", "pdf")
+WIDTH = 1100  # of images, in pixels
+
+
+def export(
+    trace_paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    figure_name: str,
+    metric: str | None,
+    out: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    dark: bool = False,
+    **options,
+) -> list[Path]:
+    """Write a figure, or `all` of them, and return the files written.
+
+    out: a file whose ending names the format; for `all` also a folder, which gets one html per figure and is made if it
+    is not there. options: point, arm, bucket, run, reference of the figure. Raises UsageError for a name, an ending or
+    a missing browser, TraceExistsError for output that exists without `force`; then nothing is written.
+    """
+    traces = [TraceReader(path) for path in _paths(trace_paths)]
+    choose("figure", figure_name, [*FIGURES, "all"])
+    names = list(FIGURES) if figure_name == "all" else [figure_name]
+    target = Path(out)
+    # Of a figure that is not for this metric `all` shows its own; by name it is an error.
+    made = {
+        _stem(name, trace, traces): _chart(trace, name, metric, figure_name == "all", options)
+        for trace in traces
+        for name in names
+    }
+    if not target.suffix or target.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        return [_write(target / f"{stem}.html", {stem: one}, "html", force, dark) for stem, one in made.items()]
+    kind = target.suffix[1:].lower()
+    if kind not in FORMATS:
+        raise UsageError(
+            f"{target.name}: no format {target.suffix!r}; valid endings: {', '.join('.' + f for f in FORMATS)}"
+        )
+    if len(made) > 1 and kind not in ("html", "json"):
+        raise UsageError(f"{kind} holds one figure; name one with --figure, or give a folder, .html or .json for all")
+    return [_write(target, made, kind, force, dark)]
+
+
+def _paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    if isinstance(paths, str | os.PathLike):
+        return [Path(paths)]
+    return [Path(path) for path in paths]
+
+
+def _stem(name: str, trace: TraceReader, traces: list[TraceReader]) -> str:
+    return name if len(traces) == 1 else f"{trace.path.stem}-{name}"
+
+
+def _chart(trace: TraceReader, name: str, metric: str | None, lenient: bool, options: dict) -> Chart:
+    if not lenient:
+        return chart(trace, name, metric, **options)
+    try:
+        return chart(trace, name, metric, **options)
+    except UsageError:
+        return chart(trace, name)
+
+
+def _write(target: Path, charts: dict[str, Chart], kind: str, force: bool, dark: bool) -> Path:
+    """Write whole or not at all: the bytes are complete before the name appears."""
+    if target.exists() and not force:
+        raise TraceExistsError(f"{target} exists; add --force to replace it")
+    if not target.parent.is_dir():
+        raise UsageError(f"no folder {target.parent} to write {target.name} into; make it first")
+    if kind in IMAGES:
+        data = _image(next(iter(charts.values())), kind, dark)
+    elif kind == "html":
+        data = _html(charts).encode()
+    elif kind == "csv":
+        data = table(next(iter(charts.values()))).encode()
+    else:
+        data = document(charts).encode()
+    write_bytes(target, data)
+    return target
+
+
+def write_bytes(target: Path, data: bytes) -> None:
+    """Replace a file by whole contents; a failure leaves what was there."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as part:
+            part.write(data)
+        # A temporary file is private to its owner; the result is as readable as any other new file.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(part.name, 0o666 & ~umask)
+        os.replace(part.name, target)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _html(charts: dict[str, Chart]) -> str:
+    figures = [figure(one) for one in charts.values()]
+    first = next(iter(charts.values()))
+    body = "\n".join(page.card(i, one) for i, one in enumerate(figures))
+    title = first.title if len(charts) == 1 else f"{first.meta['trace']}: {len(charts)} figures"
+    return page.document(title, first.meta["trace"], body, figures)
+
+
+def _image(one: Chart, kind: str, dark: bool) -> bytes:
+    drawn = recolour(figure(one)) if dark else figure(one)
+    others = "html, csv and json need no browser"
+    try:
+        return drawn.to_image(format=kind, width=WIDTH, height=facts(drawn)["height"], scale=2)
+    except (ImportError, ValueError) as error:
+        if "kaleido" not in str(error).lower():
+            raise
+        raise UsageError(f"{kind} needs the package kaleido: pip install 'replayscope[export]'; {others}") from error
+    except (RuntimeError, OSError) as error:
+        raise UsageError(f"{kind} needs Chrome or Chromium, and none could be started; {others}") from error
+
+
+def columns(one: Chart) -> tuple[list[str], list[list]]:
+    """The numbers of a chart as a long table: names, and one row per cell or point; NaN where there is no number."""
+    if isinstance(one, MapChart):
+        return _map_columns(one)
+    assert isinstance(one, LineChart)
+    names = ["arm", "cut", "mean", "largest_row", "last_row", "rows", "top1_flips", "floor"]
+    floor = one.floor if one.floor is not None else np.full(len(one.cuts), np.nan)
+    rows = [
+        [line.label, cut, *(float(v[i]) for v in (line.mean, line.largest, line.last)),
+         int(np.nan_to_num(line.n[i])), int(np.nan_to_num(line.flips[i])), float(floor[i])]
+        for line in one.lines
+        for i, cut in enumerate(one.cuts)
+        if np.nan_to_num(line.n[i]) > 0
+    ]  # fmt: skip
+    return names, rows
+
+
+def _map_columns(one: MapChart) -> tuple[list[str], list[list]]:
+    grid = one.grid
+    place = ["cut"] if one.column == "H" else [f"{one.column}_first", f"{one.column}_last"]
+    names = [*place, "layer", "value", "rows", "floor", "class", "must_be_exact"]
+    rows = []
+    for c, (a, b) in enumerate(zip(grid.start, grid.stop, strict=True)):
+        where = [int(a)] if one.column == "H" else [int(a), int(b) - 1]
+        for r, layer in enumerate(grid.rows):
+            rows.append([
+                *where, int(layer) if layer.isdecimal() else layer, float(grid.value[r, c]), int(grid.n[r, c]),
+                float(grid.floor[r, c]), str(grid.kind[r, c]), bool(grid.exact[r, c]),
+            ])  # fmt: skip
+    return names, rows
+
+
+def table(one: Chart) -> str:
+    """A chart as CSV, every cell at full resolution; `inf` and `nan` are written as such."""
+    names, rows = columns(one)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def document(charts: dict[str, Chart]) -> str:
+    """Charts as one strict JSON document, a row a line; infinities are "inf" and "-inf", NaN is null.
+
+    One chart is the document itself; several stand under their names in `figures`.
+    """
+    texts = {name: _chart_json(name, one) for name, one in charts.items()}
+    if len(texts) == 1:
+        return next(iter(texts.values())) + "\n"
+    return '{"figures": {\n' + ",\n".join(f"{json.dumps(name)}: {text}" for name, text in texts.items()) + "\n}}\n"
+
+
+def _chart_json(name: str, one: Chart) -> str:
+    names, rows = columns(one)
+    head = {
+        **one.meta, "figure": name, "title": one.title, "sentence": one.sentence, "notes": list(one.notes),
+        "columns": names,
+    }  # fmt: skip
+    said = json.dumps(head, ensure_ascii=False, allow_nan=False, sort_keys=True)
+    lines = ",\n".join(json.dumps([_strict(v) for v in row], ensure_ascii=False, allow_nan=False) for row in rows)
+    return f'{said[:-1]},\n"rows": [\n{lines}\n]}}'
+
+
+def _strict(value: object) -> object:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else "inf" if value > 0 else "-inf"

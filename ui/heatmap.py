@@ -1,0 +1,203 @@
+"""Draws a MapChart. One look for every map: magnitude in one hue, grey for identical, hatch for not computed."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+
+import numpy as np
+import plotly.graph_objects as go
+
+from replayscope.ui.grid import ABSENT, BUG, DESIGN, FLIP, IDENTICAL, NOISE, Chart, Grid, MapChart
+from replayscope.ui.marks import add_marks, add_outline, add_patches, add_points
+from replayscope.ui.theme import LIGHT, count, escape, number, template
+
+CLASS_WORDS = {
+    ABSENT: "not computed",
+    IDENTICAL: "identical",
+    NOISE: "within the noise",
+    FLIP: "downstream of a flip",
+    BUG: "bug",
+    DESIGN: "by design",
+}
+
+
+def draw(chart: MapChart, height: int | None = None) -> go.Figure:
+    """A MapChart as a plotly figure in light colours; a grid without cells gives the axes and a message."""
+    keep = {int(chart.edge(token)) + d for token, _ in chart.marks for d in (-1, 0)}
+    if chart.cut is not None:
+        keep.add(int(chart.edge(chart.cut)))
+    grid = chart.grid.pool(keep)
+    chart = _with_grid(chart, grid)
+    figure = go.Figure(layout={"template": template()})
+    rows, columns = grid.shape
+    if rows and columns:
+        _cells(figure, chart)
+        add_patches(figure, grid)
+        add_outline(figure, chart)
+        add_points(figure, grid)
+        add_marks(figure, chart)
+    _axes(figure, chart)
+    message = _message(grid)
+    if message:
+        figure.add_annotation(
+            text=escape(message), x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False,
+            bgcolor=LIGHT.card, bordercolor=LIGHT.line, borderpad=8, font={"size": 13, "color": LIGHT.ink},
+        )  # fmt: skip
+    key = [trace.name for trace in _traces(figure) if trace.type != "heatmap" and trace.showlegend is not False]
+    heading(figure, chart, height or max(280, min(560, 170 + 22 * rows)), key, [int(c) for c in grid.start])
+    return figure
+
+
+def _traces(figure: go.Figure) -> tuple:
+    return figure.data  # type: ignore[return-value]
+
+
+def heading(figure: go.Figure, chart: Chart, height: int, key: list, columns: list[int], width: int = 118) -> None:
+    """Title and sentence, wrapped for `width` characters, with the margin they need, in pixels.
+
+    key, columns: what a page needs to write the key beside the figure and to know what was clicked.
+    """
+    sentence = " · ".join((chart.sentence, *chart.notes))
+    title, below = _wrap(chart.title, width), _wrap(sentence, int(width * 1.3))
+    lines = title.count("<br>") + below.count("<br>")
+    figure.update_layout(
+        height=height + 24 * lines,
+        title={"text": title, "subtitle": {"text": below}},
+        margin={"t": 84 + 22 * lines},
+        meta={
+            "title": chart.title, "sentence": chart.sentence, "notes": list(chart.notes),
+            "key": key, "columns": columns, "height": height + 24 * lines,
+        },
+    )  # fmt: skip
+
+
+def _with_grid(chart: MapChart, grid: Grid) -> MapChart:
+    if grid is chart.grid:
+        return chart
+    note = f"each cell is the largest of up to {count(grid.pooled)} neighbours, never a mean"
+    return replace(chart, grid=grid, notes=(*chart.notes, note))
+
+
+def _cells(figure: go.Figure, chart: MapChart) -> None:
+    grid, scale = chart.grid, chart.scale
+    rows, columns = grid.shape
+    gap = 1 if columns <= 72 and rows <= 48 else 0
+    base = {
+        "x0": 0, "dx": 1, "y0": 0, "dy": 1, "xgap": gap, "ygap": gap, "hoverongaps": False,
+        "hovertemplate": "%{text}<extra></extra>",
+    }  # fmt: skip
+    text = _hover(chart)
+    shown = ~np.isin(grid.kind, (ABSENT, IDENTICAL, BUG)) & ~np.isnan(grid.value)
+    low, high = scale.ends
+    places, texts = scale.ticks()
+    figure.add_heatmap(
+        z=np.where(shown, scale.place(grid.value), np.nan).astype(np.float32),
+        text=np.where(shown, text, "").tolist(),
+        name="magnitude", zmin=low, zmax=high, colorscale=scale.colours,
+        colorbar={
+            "title": {"text": escape(scale.label), "side": "top", "font": {"size": 11, "color": LIGHT.dim}},
+            "tickvals": places, "ticktext": texts, "tickfont": {"size": 11, "color": LIGHT.dim},
+            "thickness": 10, "len": 1, "outlinewidth": 0, "ticklen": 3, "tickcolor": LIGHT.line, "xpad": 12, "ypad": 0,
+        },
+        **base,
+    )  # fmt: skip
+    flat = (
+        ("identical", grid.kind == IDENTICAL, LIGHT.identical),
+        ("not computed", grid.kind == ABSENT, LIGHT.absent),
+        ("undefined", np.isnan(grid.value) & ~np.isin(grid.kind, (ABSENT, IDENTICAL, BUG)), LIGHT.absent),
+        ("bug", grid.kind == BUG, LIGHT.bug),
+    )
+    for name, mask, colour in flat:
+        if mask.any():
+            figure.add_heatmap(
+                z=np.where(mask, 1.0, np.nan).astype(np.float32), text=np.where(mask, text, "").tolist(),
+                name=name, zmin=0, zmax=1, colorscale=[[0, colour], [1, colour]], showscale=False, **base,
+            )  # fmt: skip
+            if name in ("identical", "bug"):
+                figure.add_scatter(
+                    x=[None], y=[None], mode="markers", name=name, hoverinfo="skip",
+                    marker={"symbol": "square", "color": colour, "size": 11},
+                )  # fmt: skip
+
+
+def _axes(figure: go.Figure, chart: MapChart) -> None:
+    grid = chart.grid
+    rows, columns = grid.shape
+    ticks = _ticks(chart)
+    figure.update_xaxes(
+        title_text=escape(chart.axis), range=[-0.5, max(columns, 1) - 0.5], tickvals=[t - 0.5 for t, _ in ticks],
+        ticktext=[escape(label) for _, label in ticks], tickangle=0,
+    )  # fmt: skip
+    step = max(1, -(-rows // 24))
+    shown = sorted({*range(0, rows, step), rows - 1} - ({rows - 1 - rows % step} if rows % step == 1 else set()))
+    figure.update_yaxes(
+        title_text="layer" if rows > 1 else "", range=[-0.5, max(rows, 1) - 0.5], tickvals=shown,
+        ticktext=[escape(grid.rows[r]) for r in shown],
+    )  # fmt: skip
+    figure.update_layout(
+        barmode="overlay", bargap=0, legend={"itemclick": False, "itemdoubleclick": False, "itemsizing": "trace"}
+    )
+
+
+def _ticks(chart: MapChart) -> list[tuple[float, str]]:
+    """Tick places in columns from the left edge: both ends, the marked columns, and evenly spread others between."""
+    grid = chart.grid
+    columns = grid.shape[1]
+    if not columns:
+        return []
+    cuts = chart.column == "H"
+    middle = 0.5 if cuts else 0.0
+    wanted = [0, columns - 1 if cuts else columns]
+    wanted += [round(i * columns / 8) for i in range(1, 8)]
+    edges = np.append(grid.start, grid.stop[-1:])
+    chosen: list[int] = []
+    for column in wanted:
+        if column < len(edges) - (1 if cuts else 0) and all(abs(column - c) >= columns * 0.07 for c in chosen):
+            chosen.append(column)
+    return [(c + middle, count(edges[c])) for c in sorted(chosen)]
+
+
+def _hover(chart: MapChart) -> np.ndarray:
+    """Hover text of every cell [row, column]: where it is, value, n, floor and class."""
+    grid, unit = chart.grid, f" {chart.scale.unit}" if chart.scale.unit else ""
+    heads = [
+        f"{chart.column} {count(a)}" if b - a <= 1 or (chart.column == "H" and not grid.pooled > 1)
+        else f"{chart.column} {count(a)} … {count(b - 1)}"
+        for a, b in zip(grid.start, grid.stop, strict=True)
+    ]  # fmt: skip
+    text = np.empty(grid.shape, dtype=object)
+    for r, row in enumerate(grid.rows):
+        for c, head in enumerate(heads):
+            kind = str(grid.kind[r, c])
+            where = f"<b>{head}</b> · layer {row}<br>"
+            if kind == ABSENT:
+                text[r, c] = where + CLASS_WORDS[ABSENT]
+                continue
+            value = grid.value[r, c]
+            shown = "undefined" if np.isnan(value) else number(value, 3) + unit
+            floor = grid.floor[r, c]
+            text[r, c] = (
+                f"{where}{chart.scale.label} <b>{shown}</b><br>{count(grid.n[r, c])} rows"
+                f" · floor {'unknown' if np.isnan(floor) else number(floor)}<br>"
+                f"{CLASS_WORDS.get(kind, kind)}{' · must be exact' if grid.exact[r, c] else ''}"
+            )
+    return text
+
+
+def _message(grid: Grid) -> str:
+    """What the picture cannot say: that there is nothing in it."""
+    if not grid.value.size:
+        return "no cells: nothing was recorded for this choice"
+    if (grid.kind == ABSENT).all():
+        return "nothing computed here"
+    if ((grid.kind == IDENTICAL) | (grid.kind == ABSENT)).all():
+        return "all zero: identical everywhere"
+    if not np.isfinite(grid.value).any():
+        return "no finite values"
+    return ""
+
+
+def _wrap(text: str, width: int) -> str:
+    """Escaped text with <br> between lines of at most `width` characters."""
+    return "<br>".join(escape(line) for line in textwrap.wrap(text, width) or [""])
