@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -224,8 +225,11 @@ class TraceWriter:
 
 
 def _reason(error: BaseException) -> str:
-    number = getattr(error, "errno", None)
-    return os.strerror(number) if number else " ".join(str(error).split())[:160]
+    """In the words of the system: HDF5 hides them in a long message."""
+    if number := getattr(error, "errno", None):
+        return os.strerror(number)
+    found = re.search(r"error message = '([^']+)'", str(error))
+    return found[1] if found else " ".join(str(error).split())[:160]
 
 
 def _utf8(text: str) -> np.ndarray:
