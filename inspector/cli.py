@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(words)
         _log_to_stderr(options.verbosity)
-        result = options.run(options)
+        result = options.call(options)
         _emit(result, options.json)
         return result.exit_code
     except KeyboardInterrupt:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The typed words as a namespace whose `run` is the command. Raises UsageError; exits for --help and --version."""
+    """The typed words as a namespace whose `call` is the command. Raises UsageError; exits for --help and --version."""
     parser, by_name = build_parser()
     if not words:
         raise UsageError(f"give a command: {', '.join(by_name)}; see replayscope --help")

@@ -7,6 +7,7 @@ import re
 from argparse import Namespace
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from inspect import signature
 from pathlib import Path
 
 from replayscope.inspector.errors import UsageError
@@ -14,6 +15,7 @@ from replayscope.inspector.listing import TOPICS, models
 from replayscope.inspector.names import choose, unknown
 from replayscope.inspector.options import DemoOptions, Result, RunOptions
 from replayscope.inspector.points import split_globs
+from replayscope.inspector.specs import parse_count, parse_tolerance
 
 __all__ = ["TOPICS", "compare", "demo", "list_", "plot", "record", "report", "show", "sweep", "ui"]
 
@@ -54,7 +56,6 @@ def compare(options: Namespace) -> Result:
     _trace(options.second)
     from replayscope.inspector import compare as use_case
     from replayscope.inspector.metrics import METRICS
-    from replayscope.inspector.specs import parse_tolerance
 
     tolerances = [parse_tolerance(text, METRICS) for text in options.tol]
     return use_case.compare(options.first, options.second, tolerances=tolerances, cross_arm=options.cross_arm)
@@ -69,16 +70,50 @@ def show(options: Namespace) -> Result:
 
 
 def plot(options: Namespace) -> Result:
-    """Draw figures of a trace into a file."""
+    """Draw figures of a trace into a file, or all of them into a folder."""
     _trace(options.trace)
-    _output(options.out, options.force)
+    if options.figure == "all" and not options.out.suffix:
+        _parent(options.out)
+    else:
+        _output(options.out, options.force)
     from replayscope.inspector.metrics import METRICS
     from replayscope.ui import export
+
+    if options.metric is not None:
+        choose("metric", options.metric, METRICS)
+    settings = _figure_settings(options)
+    written = export.export(
+        options.trace, options.figure, options.metric, options.out, force=options.force, dark=options.dark, **settings
+    )
+    return _written(written)
+
+
+def _figure_settings(options: Namespace) -> dict:
+    """What of --point, --region, --arm, --run and --reference was given, under the names that the figure has for it."""
+    from replayscope.inspector.points import POINTS
     from replayscope.ui.figures import FIGURES
 
-    choose("metric", options.metric, METRICS)
-    choose("figure", options.figure, [*FIGURES, "all"])
-    return _written(export.export(options.trace, options.figure, options.metric, options.out, force=options.force))
+    figure = choose("figure", options.figure, [*FIGURES, "all"])
+    given = {name: getattr(options, name) for name in ("point", "region", "arm", "run", "reference")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return {}
+    if figure == "all":
+        raise UsageError(f"--{next(iter(given))} is for one figure; name it with --figure")
+    if "point" in given:
+        choose("hook point", given["point"], list(POINTS))
+    if "reference" in given:
+        choose("reference", given["reference"], ["full", "oracle"])
+    if "run" in given:
+        given["run"] = parse_count(given["run"], "--run")
+    taken = signature(FIGURES[figure]).parameters
+    renamed = {}
+    for name, value in given.items():
+        own = "bucket" if name == "region" else "arms" if name == "arm" and "arms" in taken else name
+        if own not in taken:
+            raise UsageError(f"figure {figure} has no --{name}; leave it out")
+        renamed[own] = [value] if own == "arms" else value
+    return renamed
 
 
 def report(options: Namespace) -> Result:

@@ -40,7 +40,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
     def command(name: str, run: Callable[[argparse.Namespace], Result], about: str) -> Parser:
         sub = added.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
-        sub.set_defaults(run=run)
+        sub.set_defaults(call=run)
         return sub
 
     demo = command("demo", commands.demo, "the main job on the embedded model and texts")
@@ -77,13 +77,15 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
     plot = command("plot", commands.plot, "draw figures of a trace into a file")
     plot.add_argument("trace", type=Path, metavar="T.h5")
-    plot.add_argument(
-        "--figure", default="all", metavar="NAME", help="a figure (replayscope list figures) or all (the default)"
-    )
-    plot.add_argument(
-        "--metric", default="rel_l2", metavar="NAME", help="a metric (replayscope list metrics; default rel_l2)"
-    )
-    _out_option(plot, "OUT", "file to write; its ending says how: .html .png .svg .pdf .csv .json")
+    plot.add_argument("--figure", default="all", metavar="NAME", help="replayscope list figures, or all (the default)")
+    plot.add_argument("--metric", metavar="NAME", help="replayscope list metrics (default: the figure's own)")
+    plot.add_argument("--point", metavar="NAME", help="hook point without its layer, as window_kv or hidden")
+    plot.add_argument("--region", metavar="NAME", help="rows of a cut: all, window, suffix, last or exact")
+    plot.add_argument("--arm", metavar="NAME", help="the arm to show")
+    plot.add_argument("--run", metavar="N", help="the run to show, by its number in the trace")
+    plot.add_argument("--reference", metavar="NAME", help="what runs are compared with: full (the default) or oracle")
+    plot.add_argument("--dark", action="store_true", help="png, svg and pdf on a dark ground")
+    _out_option(plot, "OUT", "file (.html .png .svg .pdf .csv .json), or with --figure all a folder")
 
     report = command("report", commands.report, "write the whole report of a trace as one HTML file")
     report.add_argument("trace", type=Path, metavar="T.h5")
