@@ -117,12 +117,13 @@ def _figure_settings(options: Namespace) -> dict:
 
 
 def report(options: Namespace) -> Result:
-    """Write the whole report of a trace as one HTML file."""
-    _trace(options.trace)
+    """Write the whole report of one or more traces as one HTML file."""
+    for path in options.traces:
+        _trace(path)
     _output(options.out, options.force)
     from replayscope.ui import report as page
 
-    return _written([page.write(options.trace, options.out, force=options.force)])
+    return _written([page.report(options.traces, options.out, force=options.force)])
 
 
 def ui(options: Namespace) -> Result:

@@ -87,8 +87,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     plot.add_argument("--dark", action="store_true", help="png, svg and pdf on a dark ground")
     _out_option(plot, "OUT", "file (.html .png .svg .pdf .csv .json), or with --figure all a folder")
 
-    report = command("report", commands.report, "write the whole report of a trace as one HTML file")
-    report.add_argument("trace", type=Path, metavar="T.h5")
+    report = command("report", commands.report, "write the whole report of traces as one HTML file")
+    report.add_argument("traces", type=Path, nargs="+", metavar="T.h5")
     _out_option(report, "OUT.html", "file to write")
 
     ui = command("ui", commands.ui, "open traces in the browser")

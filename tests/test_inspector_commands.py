@@ -78,6 +78,14 @@ def test_plot_passes_on_what_a_figure_can_be_told(run, tmp_path):
     assert run("plot", "a.h5", "--figure", "logits-kl", "--arm", "encoder", "-o", str(tmp_path / "l.csv"))[0] == 0
 
 
+def test_report(run, tmp_path):
+    out = tmp_path / "r.html"
+    assert run("report", "a.h5", "-o", str(out)) == (0, f"{out}\n", "")
+    assert "<html" in out.read_text(encoding="utf-8")
+    assert run("report", "a.h5", "-o", str(out))[0] == 2
+    assert run("report", "a.h5", "b.h5", "-o", str(out), "--force")[0] == 0
+
+
 BAD = {
     "figure": (["plot", "a.h5", "--figure", "cut-laier", "-o", "f.csv"], "did you mean 'cut-layer'"),
     "metric": (["plot", "a.h5", "--metric", "rel_l3", "-o", "f.html"], "did you mean 'rel_l2'"),
