@@ -53,21 +53,21 @@ def _traces(figure: go.Figure) -> tuple:
     return figure.data  # type: ignore[return-value]
 
 
-def heading(figure: go.Figure, chart: Chart, height: int, key: list, columns: list[int], width: int = 118) -> None:
+def heading(figure: go.Figure, chart: Chart, height: int, key: list, columns: list[int], width: int = 100) -> None:
     """Title and sentence, wrapped for `width` characters, with the margin they need, in pixels.
 
     key, columns: what a page needs to write the key beside the figure and to know what was clicked.
     """
     sentence = " · ".join((chart.sentence, *chart.notes))
-    title, below = _wrap(chart.title, width), _wrap(sentence, int(width * 1.3))
+    title, below = _wrap(chart.title, width), _wrap(sentence, int(width * 1.4))
     lines = title.count("<br>") + below.count("<br>")
     figure.update_layout(
-        height=height + 24 * lines,
-        title={"text": title, "subtitle": {"text": below}},
-        margin={"t": 84 + 22 * lines},
+        height=height + 26 * lines,
+        title={"text": title, "subtitle": {"text": below}, "pad": {"t": 18 + 12 * title.count("<br>")}},
+        margin={"t": 84 + 26 * lines},
         meta={
             "title": chart.title, "sentence": chart.sentence, "notes": list(chart.notes),
-            "key": key, "columns": columns, "height": height + 24 * lines,
+            "key": key, "columns": columns, "height": height + 26 * lines,
         },
     )  # fmt: skip
 

@@ -147,8 +147,8 @@ def css_variables() -> str:
 
     def block(selector: str, colours: Palette) -> str:
         named = "; ".join(f"--rs-{k}: {v}" for k, v in vars(colours).items() if isinstance(v, str))
-        bar = ", ".join(colours.magnitude)
-        return f"{selector} {{ {named}; --rs-bar: linear-gradient(90deg, {bar}) }}"
+        steps = "; ".join(f"--rs-m{i}: {colour}" for i, colour in enumerate(colours.magnitude))
+        return f"{selector} {{ {named}; {steps} }}"
 
     fonts = f":root {{ --rs-font: {FONT}; --rs-mono: {MONO} }}"
     return "\n".join((fonts, block(":root", LIGHT), f"@media screen {{ {block('body.dark', DARK)} }}"))
@@ -195,6 +195,7 @@ def template() -> go.layout.Template:
             },
             "legend": {
                 "orientation": "h",
+                "traceorder": "normal",
                 "x": 0,
                 "xanchor": "left",
                 "y": -0.16,

@@ -1,0 +1,107 @@
+"""The whole report of a trace in one HTML file that can be mailed and printed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from replayscope.inspector.errors import UsageError
+from replayscope.traces import TraceReader
+from replayscope.traces.errors import TraceExistsError
+from replayscope.ui import page, story
+from replayscope.ui.cells import classes
+from replayscope.ui.export import write_bytes
+from replayscope.ui.figures import cut_layer, logits_by_cut, position_layer, reach
+from replayscope.ui.grid import BUG
+from replayscope.ui.series import Series, series
+from replayscope.ui.theme import escape
+
+
+def report(
+    trace_paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    force: bool = False,
+) -> Path:
+    """Write verdict, arms, noise floor, figures and provenance of one or more traces, and return the file.
+
+    Raises TraceExistsError if `out` exists without `force`, UsageError if it cannot be written; then nothing is.
+    """
+    paths = [trace_paths] if isinstance(trace_paths, str | os.PathLike) else list(trace_paths)
+    target = Path(out)
+    if target.exists() and not force:
+        raise TraceExistsError(f"{target} exists; add --force to replace it")
+    if not target.parent.is_dir():
+        raise UsageError(f"no folder {target.parent} to write {target.name} into; make it first")
+    write_bytes(target, render([TraceReader(path) for path in paths]).encode())
+    return target
+
+
+def render(traces: Sequence[TraceReader]) -> str:
+    """The report as HTML text; the same traces give the same bytes."""
+    if not traces:
+        raise UsageError("give at least one trace to report on")
+    drawn: list[go.Figure] = []
+    sections = [_section(trace, drawn, len(traces) > 1) for trace in traces]
+    title = traces[0].path.stem if len(traces) == 1 else f"{len(traces)} traces"
+    subtitle = story.subtitle(traces[0]) if len(traces) == 1 else ", ".join(trace.path.name for trace in traces)
+    return page.document(title, subtitle, "\n".join(sections), drawn)
+
+
+def _section(trace: TraceReader, drawn: list[go.Figure], named: bool) -> str:
+    own = figures(trace)
+    cards = [page.card(len(drawn) + i, figure) for i, figure in enumerate(own)]
+    drawn += own
+    parts = [
+        f'<p class="mono">{escape(story.subtitle(trace))}</p>' if named else "",
+        story.overview(trace),
+        *cards[:1],
+        _card("Arms", "the worst over the cuts of each arm; errors are relative L2 of a row", story.arms(trace)),
+        *cards[1:],
+        _card("Where runs go wrong first", "planted faults are broken on purpose", story.faults(trace)),
+        _card("Noise floor", "what runs that are equal on paper differ by, relative L2 of a row", story.floors(trace)),
+        _card("Provenance", "what is needed to run it again", story.provenance(trace)),
+    ]
+    return f"<section>{''.join(parts)}</section>"
+
+
+def _card(title: str, sentence: str, body: str) -> str:
+    if not body:
+        return ""
+    return f'<div class="rs-card"><h2>{escape(title)}</h2><p>{escape(sentence)}</p>{body}</div>'
+
+
+def figures(trace: TraceReader) -> list[go.Figure]:
+    """What a report shows: the window, one cut, the suffix, the reach, the logits, and every arm with a bug."""
+    found = series(trace.runs)
+    main = next((one for one in found if ":" not in one.arm), None)
+    points = trace.points("full") if "full" in trace.references() else []
+    drawn = []
+    if main and "window_kv" in points:
+        drawn.append(cut_layer(trace, arm=main.label))
+        drawn.append(position_layer(trace, arm=main.label))
+    if main and "hidden" in points:
+        drawn.append(cut_layer(trace, "hidden", bucket="suffix", arm=main.label))
+        drawn.append(reach(trace, arm=main.label))
+    if "logits" in points:
+        drawn.append(logits_by_cut(trace))
+    return drawn + [
+        cut_layer(trace, point, bucket="all", arm=one.label, reference="oracle") for one, point in _wrong(trace)
+    ]
+
+
+def _wrong(trace: TraceReader) -> list[tuple[Series, str]]:
+    """Arms that are meant to be right and are not, each with the first point that shows it."""
+    if "oracle" not in trace.references():
+        return []
+    wrong = []
+    for one in series(trace.runs):
+        runs = [run.index for run in one.runs]
+        states = [point for point in ("window_kv", "attn_out", "hidden") if point in trace.points("oracle")]
+        bad = [point for point in states if (classes(trace, "oracle", point)[runs] == BUG).any()]
+        if bad and not one.arm.startswith("broken:"):
+            wrong.append((one, bad[0]))
+    return wrong
