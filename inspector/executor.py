@@ -76,7 +76,9 @@ class Executor:
             r.check(c)
             if len(tokens[r.tokens]) < r.stop:
                 raise ValueError(f"{r.name} runs to row {r.stop}, but {r.tokens} has {len(tokens[r.tokens])} tokens")
-        self.plan, self.tokens = plan, tokens
+        self.plan = plan
+        # One copy per request: decoding writes each request's own continuation into it.
+        self.ids = [tokens[r.tokens][: r.stop].clone() for r in plan.requests]
         self.done = [r.start for r in plan.requests]
         n = len(plan.requests)
         self.prefix_check = PrefixCheck([0] * n, [0] * n)
@@ -138,10 +140,9 @@ class _Step:
         self.ex, self.spans, self.rows, self.want = ex, spans, rows, want
         self.model, self.config, self.pool = ex.model, ex.model.config, ex.pool
         self.device = ex.model.device
-        requests = ex.plan.requests
         self.position = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(self.device)
         self.request = torch.cat([torch.full((s.count,), s.request) for s in spans]).to(self.device)
-        self.ids = torch.cat([ex.tokens[requests[s.request].tokens][s.first : s.first + s.count].cpu() for s in spans]).to(self.device)
+        self.ids = torch.cat([ex.ids[s.request][s.first : s.first + s.count] for s in spans]).to(self.device)
         self._blocks: dict[tuple[int, ...], tuple[list[Span], list[Block]]] = {}
         c = self.config
         self.topk = self.buffer("topk", c.index_topk, dtype=torch.long)

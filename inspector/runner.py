@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replayscope.inspector.errors import UsageError
 from replayscope.inspector.exact import exact_rows, intervals
 from replayscope.inspector.executor import ENTRY_POINTS, Executor, Frame
 from replayscope.inspector.fold import Fold, Part, exact_mask
@@ -50,10 +51,11 @@ class Lineup:
     exact: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
-def line_up(job: Job) -> Lineup:
+def line_up(job: Job) -> tuple[Lineup, list[str]]:
     """Every arm at every cut and replay length, once each, in an order in which owners come first.
 
-    Raises UsageError for an arm that cannot run at a cut; ``skipped`` arms are for the caller to leave out first.
+    Also returns what has to be said: arms that change nothing at some of the cuts are left out there. Raises UsageError
+    with the reason for an arm that can run at none.
     """
     shape = job.shape
     asked = [a for a in job.arms if not a.startswith("oracle:") and a != "full"]
@@ -62,13 +64,23 @@ def line_up(job: Job) -> Lineup:
     if "broken:stale" in asked:
         requests.append(replace(requests[0], arm="foreign", tokens="foreign"))
     requests += [request(shape, a) for a in asked if not has_cut(a)]
+    refused: dict[str, list[tuple[int, UsageError]]] = {}
+    ran = {r.arm for r in requests}
     for cut in job.cuts:
-        for a in ("hit", "exact"):
-            if a in asked:
-                one = request(shape, a, cut, None, job.suffix)
-                requests.append(replace(one, replay=None) if a == "hit" else one)
-        for replay in job.replays:
-            requests += [request(shape, a, cut, replay, job.suffix) for a in asked if has_cut(a) and a not in ("hit", "exact")]
+        for a in (a for a in asked if has_cut(a)):
+            for replay in (None,) if a in ("hit", "exact") else job.replays:
+                try:
+                    requests.append(request(shape, a, cut, replay, job.suffix))
+                    ran.add(a)
+                except UsageError as error:
+                    refused.setdefault(a, []).append((cut, error))
+    for a, reasons in refused.items():
+        if a not in ran:
+            raise reasons[0][1]
+    notes = [
+        f"{a} is left out at cut {', '.join(str(c) for c in dict.fromkeys(c for c, _ in reasons))}: {reasons[0][1]}"
+        for a, reasons in refused.items()
+    ]
     c = shape.config
     runs: list[RunInfo] = []
     run_of: list[int | None] = []
@@ -109,7 +121,7 @@ def line_up(job: Job) -> Lineup:
             exact_in=[intervals(m, run.start) for m in enters],
             exact_out=[intervals(m, run.start) for m in leaves],
         )
-    return line
+    return line, notes
 
 
 def replace_info(run: RunInfo, **changes: object) -> RunInfo:

@@ -103,7 +103,7 @@ def request(shape: Shape, arm: str, cut: int | None = None, replay: int | None =
     end = min(stop, shape.prompt_end)
     s = max(0, cut - R)
     if arm == "hit":
-        kept = _rows(c, arm, cut, stop, end, 0, cut, R)
+        kept = _rows(c, arm, cut, stop, end, 0, cut)
         return replace(kept, window_owner="full" if cut else None)
     if kind is not None:
         return _broken(c, kind, cut, R, s, stop, end)

@@ -139,6 +139,10 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def build(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
     """The model from decoded tensors under official names. Raises WeightsError naming what is missing, misshapen or NaN."""
+    if config.engram_layer_ids:
+        raise WeightsError(f"Engram layers {list(config.engram_layer_ids)} are not modelled yet; set engram_layer_ids to []")
+    if config.activation_fake_quant:
+        raise WeightsError("rounded activations are not modelled yet; set activation_fake_quant to false")
     want = expected_shapes(config)
     missing = [k for k in want if k not in tensors]
     wrong = [f"{k} {tuple(tensors[k].shape)} wants {s}" for k, s in want.items() if k in tensors and tuple(tensors[k].shape) != s]

@@ -1,0 +1,57 @@
+"""The table that a run ends with: one row per arm, and the verdict in one line."""
+
+from typing import Any
+
+from replayscope.inspector.verdict import ArmRow, Verdict, arm_table, verdict
+from replayscope.traces.reader import TraceReader
+
+_HEAD = ("arm", "runs", "vs oracle", "in exact", "floor", "window KV by layer", "KL max", "top-1", "flips", "replayed",
+         "cached", "fresh", "bugs")  # fmt: skip
+
+
+def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
+    """The table as text, the same as JSON data, and whether the verdict is good."""
+    rows, judged = arm_table(trace), verdict(trace)
+    cells = [_HEAD, *(_cells(row) for row in rows)]
+    widths = [max(len(r[i]) for r in cells) for i in range(len(_HEAD))]
+    left = {0, 5}
+    lines = [
+        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))).rstrip()
+        for r in cells
+    ]
+    lines.insert(1, "  ".join("─" * w for w in widths))
+    data = {
+        "arms": [row.__dict__ for row in rows],
+        "verdict": {"ok": judged.ok, "notes": judged.notes, "missed": judged.missed, "bugs": [b.__dict__ for b in judged.bugs]},
+    }
+    return "\n".join([*lines, "", *verdict_lines(trace, judged)]), data, judged.ok
+
+
+def verdict_lines(trace: TraceReader, judged: Verdict) -> list[str]:
+    """What was found: bugs in right arms, planted faults, and what limits the claims."""
+    unexpected = [b for b in judged.bugs if not b.expected]
+    planted = [r for r in trace.runs if r.arm.startswith("broken:")]
+    out = []
+    for b in unexpected:
+        out.append(f"BUG   {trace.runs[b.run].label}: {b.where}, {b.value:.1e} over {b.bound:.1e} ({b.kind})")
+    if not unexpected:
+        out.append("right arms: no bug" if "oracle" in trace.references() else "right arms: nothing outside the bounds")
+    if planted:
+        out.append(f"planted faults: {len(planted) - len(judged.missed)} of {len(planted)} found")
+        out += [f"MISSED {trace.runs[i].label}" for i in judged.missed]
+    return out + [f"note: {n}" for n in judged.notes]
+
+
+def _cells(row: ArmRow) -> tuple[str, ...]:
+    layers = " ".join("·" if v is None else "0" if v == 0 else f"{v:.0e}".replace("e-0", "e-") for v in row.window)
+    return (row.arm if row.replay is None else f"{row.arm} R={row.replay}", str(len(row.runs)), _number(row.oracle), _number(row.exact),
+            _number(row.floor), layers, _number(row.kl_max), _count(row.top1), _count(row.flips), str(row.replayed),
+            str(row.cached), str(row.fresh), str(row.bugs))  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else "0" if value == 0 else f"{value:.1e}"
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else str(value)

@@ -1,0 +1,93 @@
+"""What a run will cost, said before it starts: rows, seconds, bytes on disk."""
+
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.executor import Executor
+from replayscope.inspector.plan import Plan
+from replayscope.inspector.runner import Lineup
+from replayscope.inspector.semantics import Shape, request
+from replayscope.model.weights import Model
+
+# A sum in a table is 8 bytes; a state point has about 14 of them, and 17 thresholds twice.
+_TABLE_NUMBERS, _ROW_NUMBERS = 14, 7
+# Kept free on the disk whatever is asked.
+_FREE = 64 << 20
+# An oracle's dense pass and the comparisons, against a row of the executor (measured on the embedded model).
+_ORACLE_COST, _COMPARE_COST = 2.0, 1.6
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """rows: by the executor; oracle_rows: by dense passes; seconds; bytes of the trace."""
+
+    runs: int
+    rows: int
+    oracle_rows: int
+    seconds: float
+    bytes: int
+
+    @property
+    def text(self) -> str:
+        oracle = f" and {self.oracle_rows:,} by oracles" if self.oracle_rows else ""
+        return f"{self.runs} runs, {self.rows:,} rows{oracle}; about {self.seconds:.0f} s and {self.bytes / 1e6:.1f} MB"
+
+    def refuse_if_too_large(self, path: Path, max_bytes: int | None) -> None:
+        """Raise UsageError, before anything is written, over --max-bytes or over what the disk has free."""
+        if max_bytes is not None and self.bytes > max_bytes:
+            raise UsageError(
+                f"the trace would take about {self.bytes:,} bytes, --max-bytes allows {max_bytes:,}; name fewer --hooks or cuts"
+            )
+        free = shutil.disk_usage(path.resolve().parent).free
+        if self.bytes + _FREE > free:
+            raise UsageError(f"the trace would take about {self.bytes:,} bytes, the disk has {free:,} free; name fewer --hooks or cuts")
+
+
+def estimate(model: Model, ids: Tensor, line: Lineup, hooks: Iterable[str], keep_rows: frozenset[str]) -> Estimate:
+    """Time from a short prefill on this machine, bytes from the shapes of what is kept."""
+    c = model.config
+    rows = sum(r.stop - r.start for r in line.plan.requests)
+    oracle_rows = sum(r.stop for _, _, r in line.oracle_runs)
+    cells = len(line.runs) * c.num_hidden_layers * (5 + max(r.stop - r.start for r in line.runs).bit_length() + 1)
+    size = cells * 14 * _TABLE_NUMBERS * 8 * (2 if line.oracle_runs else 1)
+    size += sum(r.stop - r.start for r in line.runs) * c.num_hidden_layers * len(keep_rows) * _ROW_NUMBERS * 8
+    kept = sum(r.stop - r.start for r in line.runs)
+    size += sum(kept * _width(name, model) for name in hooks)
+    seconds = (rows * _COMPARE_COST + oracle_rows * _ORACLE_COST) * _row_seconds(model, ids)
+    return Estimate(len(line.runs), rows, oracle_rows, seconds, size)
+
+
+def _row_seconds(model: Model, ids: Tensor) -> float:
+    """Seconds per row of a short prefill, the better of two."""
+    some = ids[:256]
+    plan = Plan((request(Shape(model.config, len(some)), "full"),))
+    best = float("inf")
+    for _ in range(2):
+        began = time.perf_counter()
+        for _frame in Executor(model).run(plan, {"prompt": some}):
+            pass
+        best = min(best, time.perf_counter() - began)
+    return best / len(some)
+
+
+def _width(name: str, model: Model) -> int:
+    """Bytes per row of a hook point."""
+    c, item = model.config, model.embed.element_size()
+    point = name.rsplit(".", 1)[-1]
+    numbers = {
+        "window_kv": c.head_dim,
+        "global_kv": c.head_dim,
+        "index_k": c.index_head_dim,
+        "topk": c.index_topk,
+        "router": c.num_experts_per_tok,
+        "streams": c.hc_mult * c.hidden_size,
+        "mix": c.hc_mult,
+        "logits": c.vocab_size,
+    }.get(point, c.hidden_size)
+    return numbers * (8 if point in ("logits", "mix") and item == 8 else 4 if point in ("topk", "router", "logits", "mix") else item)

@@ -1,0 +1,49 @@
+"""What a trace says of how it was made: enough to run it again."""
+
+import hashlib
+import platform
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from replayscope.inspector.options import RunOptions
+from replayscope.model.weights import Model
+
+_PACKAGES = ("replayscope", "torch", "triton", "numpy", "h5py", "safetensors")
+
+
+def collect(options: RunOptions, name: str, weights: str, ids: Tensor, model: Model, argv: list[str]) -> dict[str, Any]:
+    """argv, options, model and its weights' hash, token hash, dtype, device, seed, versions. JSON values only."""
+    device = model.device
+    about = {k: v for k, v in asdict(options).items() if k not in ("out", "force", "verbosity")}
+    return {
+        "argv": ["replayscope", *argv[1:]],
+        "options": about | {"prompt": {"kind": options.prompt.kind, "value": options.prompt.value[:500]}},
+        "model": name,
+        "weights_sha256": weights,
+        "tokens_sha256": hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
+        "semantics": list(options.semantics),
+        "design": "fixed" if options.suffix is None else "after",
+        "suffix": "all" if options.suffix is None else options.suffix,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "audit": options.audit,
+        "reproducible": options.reproducible,
+        "seed": options.seed,
+        "forced": options.forced,
+        "impl": "torch",
+        "device": str(device) if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})",
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {p: v for p in _PACKAGES if (v := _version(p))},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

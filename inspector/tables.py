@@ -1,0 +1,62 @@
+"""From torch to the trace: the folded tables, and the raw states that were asked for."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from replayscope.inspector.capture import Capture, is_entry_point
+from replayscope.inspector.fold import Fold
+from replayscope.inspector.runner import Lineup
+from replayscope.model.reference import Frame
+from replayscope.traces.schema import RunInfo
+from replayscope.traces.writer import TraceWriter
+
+_BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+
+
+def write_fold(out: TraceWriter, fold: Fold) -> None:
+    """Every table, then the rows of those points that were kept row by row."""
+    for (reference, point), table in sorted(fold.tables.items()):
+        out.table(reference, point, table)
+    for reference, point in sorted(fold.rows):
+        out.rows(reference, point, *fold.packed_rows(reference, point))
+
+
+@dataclass
+class OracleStates:
+    """Copies of the asked hook points of oracle passes: (run, name) → positions and values."""
+
+    runs: list[RunInfo]
+    names: frozenset[str]
+    states: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def take(self, run: int, frame: Frame) -> None:
+        """Keep the rows that belong to the run."""
+        info = self.runs[run]
+        for point, tensor in frame.tensors.items():
+            name = point if frame.layer is None else f"layers.{frame.layer}.{point}"
+            if name in self.names:
+                first = 0 if is_entry_point(name) else info.start
+                values = tensor[0, first:].detach().to("cpu", copy=True)
+                self.states[run, name] = torch.arange(first, first + len(values)), values
+
+
+def write_states(out: TraceWriter, line: Lineup, capture: Capture, oracles: OracleStates) -> None:
+    """The captured states under their runs; the foreign request has none."""
+    for (request, name), kept in capture.states.items():
+        run = line.run_of[request]
+        if run is not None:
+            out.state(run, name, kept.positions.numpy(), *stored(kept.values))
+    for (run, name), (positions, values) in oracles.states.items():
+        out.state(run, name, positions.numpy(), *stored(values))
+
+
+def stored(values: Tensor) -> tuple[np.ndarray, str]:
+    """The array to store, and the logical dtype: bf16 and fp8 as unsigned views of their bits, choices as int32."""
+    if values.dtype == torch.int64:
+        values = values.int()
+    logical = str(values.dtype).removeprefix("torch.")
+    view = _BITS.get(values.dtype)
+    return (values.view(view) if view else values).contiguous().numpy(), logical

@@ -1,0 +1,199 @@
+"""The use cases that run a model: record, sweep and demo. From options to a trace on disk and a result to print."""
+
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from replayscope.inspector import estimate, provenance, specs, tables
+from replayscope.inspector.capture import Capture, points_of
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.executor import Executor
+from replayscope.inspector.options import DemoOptions, Result, RunOptions
+from replayscope.inspector.points import expand_points
+from replayscope.inspector.prompts import Prompt
+from replayscope.inspector.runner import Job, Lineup, foreign_tokens, line_up, run
+from replayscope.inspector.semantics import ARMS, BROKEN, Shape, admits, floor_layers, has_cut
+from replayscope.model import presets, tokenizer
+from replayscope.model.weights import Model, WeightsError
+from replayscope.traces.reader import TraceReader
+from replayscope.traces.schema import Tokens
+from replayscope.traces.writer import TraceWriter
+
+if TYPE_CHECKING:
+    from replayscope.inspector.oracle import Frame as OracleFrame
+
+log = logging.getLogger(__name__)
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def record(options: RunOptions) -> Result:
+    """Run arms over one prompt and write raw states (``--hooks``) and divergence to a trace."""
+    return _result(options.out, _trace(options, Path(options.out)))
+
+
+def sweep(options: RunOptions) -> Result:
+    """The same over many cuts and replay lengths; raw states only where hook points are named."""
+    return _result(options.out, _trace(options, Path(options.out)))
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    model: Model
+    name: str
+    ids: Tensor
+    tokens: Tokens
+    weights_hash: str
+
+
+def _trace(options: RunOptions, path: Path) -> Path:
+    """Run and write one trace."""
+    loaded = _load(options)
+    model, ids = loaded.model, loaded.ids
+    shape = Shape(model.config, len(ids), options.forced)
+    if options.forced >= len(ids):
+        raise UsageError(f"--forced {options.forced} leaves no prompt: there are {len(ids)} tokens")
+    arms = _arms(options, model)
+    cuts = _cuts(options, shape, arms)
+    replays = specs.parse_replay(options.replay, window=model.config.sliding_window, layers=model.config.num_hidden_layers)
+    names = expand_points(options.hooks, points_of(model.config)) if options.hooks else ()
+    keep = frozenset(("window_kv", "hidden", "logits")) if options.rows else frozenset()
+    job = Job(
+        shape=shape,
+        arms=arms,
+        cuts=cuts,
+        replays=replays,
+        suffix=options.suffix,
+        oracles=options.audit,
+        audit=options.audit,
+        keep_rows=keep,
+    )
+    line, notes = line_up(job)
+    for note in notes:
+        log.info("%s", note)
+    executor = Executor(model, frozen=options.audit, reproducible=options.reproducible)
+    expected = estimate.estimate(model, ids, line, names, keep)
+    log.info("%s", expected.text)
+    expected.refuse_if_too_large(path, options.max_bytes)
+    with TraceWriter(path, force=options.force) as out:
+        about = provenance.collect(options, loaded.name, loaded.weights_hash, ids, model, sys.argv)
+        out.header(config=model.config.to_dict(), provenance=about, tokens=loaded.tokens)
+        began = time.perf_counter()
+        capture = Capture(executor, names)
+        oracle_states = tables.OracleStates(line.runs, frozenset(names))
+        with capture:
+            fold, runs = run(
+                model,
+                ids,
+                job,
+                line,
+                executor,
+                progress=_Progress(options.verbosity),
+                foreign=foreign_tokens(ids, options.seed),
+                on_oracle=oracle_states.take,
+            )
+        log.info("ran in %.1f s", time.perf_counter() - began)
+        out.runs(runs)
+        tables.write_fold(out, fold)
+        tables.write_states(out, line, capture, oracle_states)
+    return path
+
+
+def _load(options: RunOptions) -> _Loaded:
+    dtype = DTYPES[options.dtype]
+    device = _device(options.device)
+    try:
+        model, weights_hash = presets.load_any(options.model, dtype, device)
+    except (WeightsError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    text = options.prompt.read()
+    preset = options.model in presets.presets()
+    if isinstance(text, str):
+        if not preset:
+            raise UsageError(f"{options.model} comes without a tokenizer; give token ids as -p ids:1,2,3")
+        numbers = tokenizer.encode(text)
+    else:
+        numbers = list(text)
+    vocab = model.config.vocab_size
+    if not numbers:
+        raise UsageError("the prompt is empty; give at least one token")
+    if max(numbers) >= vocab:
+        raise UsageError(f"token id {max(numbers)} is outside the vocabulary of {options.model}: 0 … {vocab - 1}")
+    if len(numbers) > model.config.max_position_embeddings:
+        raise UsageError(
+            f"the prompt has {len(numbers)} tokens, {options.model} takes {model.config.max_position_embeddings}"
+        )
+    ids = torch.tensor(numbers, dtype=torch.long)
+    texts = tokenizer.token_texts(numbers) if preset else [str(n) for n in numbers]
+    if options.prompt.note:
+        log.info("%s", options.prompt.note)
+    return _Loaded(model, options.model, ids, Tokens(ids.numpy(), texts), weights_hash)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"device {name} is not here; use --device cpu")
+    if name.startswith("cuda:") and int(name[5:]) >= torch.cuda.device_count():
+        raise UsageError(f"device {name} is not here; there are {torch.cuda.device_count()} CUDA devices")
+    return torch.device(name)
+
+
+def _arms(options: RunOptions, model: Model) -> tuple[str, ...]:
+    """The arms asked for, globs written out: broken:* stands for every kind, floor@L at three layers."""
+    kinds = [k for k in BROKEN if k != "floor@L"] + [f"floor@{l}" for l in floor_layers(model.config)]
+    known = [*ARMS, *(f"broken:{k}" for k in kinds), *(f"oracle:{a}" for a in ARMS if a not in ("repeat", "rechunk", "hit"))]
+    out: dict[str, None] = {}
+    for name in options.arms:
+        out.update(dict.fromkeys([a for a in known if fnmatchcase(a, name)] if "*" in name else [name]))
+    return tuple(out)
+
+
+def _cuts(options: RunOptions, shape: Shape, arms: tuple[str, ...]) -> tuple[int, ...]:
+    if not any(has_cut(a) for a in arms):
+        return ()
+    if options.cuts is None:
+        raise UsageError("these arms need --cuts: numbers, a range, around:W, grid or all")
+    semantics = options.semantics[0]
+    cuts = specs.parse_cuts(
+        options.cuts,
+        length=shape.prompt_end,
+        window=shape.config.sliding_window,
+        admits=lambda cut: admits(semantics, cut),
+        rule=semantics,
+    )
+    for note in cuts.notes:
+        log.info("%s", note)
+    if cuts.snapped:
+        log.info("%d cuts moved to what %s admits", cuts.snapped, semantics)
+    return cuts.values
+
+
+class _Progress:
+    """One line on stderr that is written over; nothing where it is not a terminal or with --quiet."""
+
+    def __init__(self, verbosity: int) -> None:
+        self.on = verbosity >= 0 and sys.stderr.isatty()
+        self.began = time.perf_counter()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        if not self.on:
+            return
+        spent = time.perf_counter() - self.began
+        left = f", {spent / done * (total - done):.0f} s left" if done else ""
+        print(f"\r\033[K{done}/{total} {what}{left}", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+
+def _result(path: Path, written: Path) -> Result:
+    """The table of arms of a trace, and its verdict in one line."""
+    from replayscope.inspector.arms_text import arms_text
+
+    text, data, ok = arms_text(TraceReader(written))
+    return Result(f"{text}\n{path}", data | {"trace": str(path)}, 0 if ok else 1)

@@ -1,0 +1,88 @@
+"""Captures: what is asked and nothing else, copies, removed in every case (cases A7, B1, B6, B8, B10)."""
+
+import resource
+
+import pytest
+import torch
+
+from replayscope.inspector.capture import Capture, HookError, points_of
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.executor import Executor
+from replayscope.inspector.plan import Plan
+from replayscope.inspector.semantics import request
+from replayscope.model.reference import logits
+from tests import v41
+
+
+def run(executor, globs, tokens=None, arms=(("full", None), ("encoder", 40))):
+    plan = Plan(tuple(request(v41.shape(), a, c) for a, c in arms))
+    with Capture(executor, globs) as captured:
+        for _ in executor.run(plan, {"prompt": tokens if tokens is not None else v41.ids()}, captured.want):
+            pass
+    return captured.states
+
+
+def test_b8_only_what_is_asked_is_kept():
+    states = run(Executor(v41.model()), ["layers.3.window_kv"])
+    assert set(states) == {(0, "layers.3.window_kv"), (1, "layers.3.window_kv")}
+    for bad in ("layers.99.window_kv", "layers.3.windowkv", "nothing"):
+        with pytest.raises(UsageError, match="unknown hook point"):
+            Capture(Executor(v41.model()), [bad])
+    # A point that this layer does not have is no valid name either.
+    with pytest.raises(UsageError, match="layers.0.topk"):
+        Capture(Executor(v41.model()), ["layers.0.topk"])
+
+
+def test_a7_rows_carry_their_absolute_positions_in_order():
+    states = run(Executor(v41.model()), ["layers.{0,5}.window_kv"])
+    kept = states[1, "layers.5.window_kv"]
+    assert kept.positions.tolist() == list(range(34, 68)) and len(kept.values) == 34
+    window = kept.positions < 40
+    assert kept.positions[window].tolist() == list(range(34, 40))
+
+
+def test_b10_every_hook_point_fires_and_names_what_it_says():
+    c, model = v41.config(), v41.model()
+    states = run(Executor(model), ["*"])
+    names = {name for request_, name in states if request_ == 0}
+    assert names == set(points_of(c))
+    assert sum(n.endswith(".hidden") for n in names) == c.num_hidden_layers
+    final, last = states[0, "final"].values, states[0, "layers.11.hidden"].values
+    assert not torch.allclose(final, last)
+    assert torch.allclose(logits(final, model.head), states[0, "logits"].values, atol=1e-12)
+
+
+def test_b6_captures_are_copies_and_leave_nothing_behind():
+    executor = Executor(v41.model())
+    first = run(executor, ["layers.*.hidden"])
+    before = {k: v.values.clone() for k, v in first.items()}
+    run(executor, ["layers.*.hidden"], v41.ids().flip(0))
+    assert all(torch.equal(first[k].values, before[k]) for k in before)
+    assert executor.taps == []
+    with pytest.raises(RuntimeError, match="planted"), Capture(executor, ["logits"]):
+        raise RuntimeError("planted")
+    assert executor.taps == []
+
+
+def test_b1_a_point_that_never_fires_is_an_error():
+    executor = Executor(v41.model())
+    with pytest.raises(HookError, match="never fired"), Capture(executor, ["layers.5.hidden"]):
+        pass
+    assert executor.taps == []
+
+
+def test_b6_twenty_runs_do_not_grow():
+    executor = Executor(v41.model())
+    run(executor, ["*"])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20):
+        states = run(executor, ["*"])
+    size = sum(v.values.numel() * v.values.element_size() for v in states.values()) // 1024
+    # ru_maxrss is in KiB; one run's states are the bound that the case names, and the allocator keeps some slack.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < size + 8192
+
+
+def test_capture_changes_no_bit_of_the_run():
+    plain = v41.rows(Executor(v41.model()), [request(v41.shape(), "full")])
+    states = run(Executor(v41.model()), ["*"], arms=(("full", None),))
+    assert torch.equal(plain[0]["logits"], states[0, "logits"].values)
