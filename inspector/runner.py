@@ -66,7 +66,7 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
     requests += [request(shape, a) for a in asked if not has_cut(a)]
     refused: dict[str, list[tuple[int, UsageError]]] = {}
     ran = {r.arm for r in requests}
-    for cut in job.cuts:
+    for cut in dict.fromkeys(job.cuts):
         for a in (a for a in asked if has_cut(a)):
             for replay in (None,) if a in ("hit", "exact") else job.replays:
                 try:
@@ -110,7 +110,7 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
     for arm in sorted(wanted_oracles - {"full"}):
         if not has_cut(arm):
             oracle(arm, None, None)
-        for cut in job.cuts if has_cut(arm) else ():
+        for cut in dict.fromkeys(job.cuts) if has_cut(arm) else ():
             for replay in job.replays if arm not in ("exact", "hit") else (None,):
                 oracle(arm, cut, request(shape, arm, cut, replay, job.suffix).replay)
     for run in runs:
