@@ -1,0 +1,109 @@
+"""The training pass is the reference pass, gradients included; the recipe is deterministic."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from replayscope.model import mini, reference, train, weights
+from replayscope.model.config import ModelConfig
+from replayscope.model.optim import orthogonalised
+from replayscope.model.train_forward import forward
+
+TINY = replace(
+    mini.CONFIG,
+    hidden_size=32,
+    q_lora_rank=16,
+    o_lora_rank=8,
+    moe_intermediate_size=16,
+    sliding_window=8,
+    index_topk=6,
+    candidate_topk_blocks=6,
+    candidate_block_size=2,
+)
+ROWS = 301  # over two query blocks, odd, prime-ish
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    made = {k: v.double() for k, v in mini.initial_tensors(TINY, seed=3).items()}
+    rng = torch.Generator().manual_seed(4)
+    return {k: v + 0.1 * torch.randn(v.shape, generator=rng, dtype=v.dtype) for k, v in made.items()}
+
+
+@pytest.mark.parametrize("selection", ["dense", "sparse"])
+def test_training_pass_equals_the_reference_pass(tensors, selection):
+    ids = torch.randint(0, 264, (2, ROWS), generator=torch.Generator().manual_seed(5))
+    target = torch.randn(2, ROWS, 264, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+    gradients = []
+    for run in ("reference", "training"):
+        model, params = mini.trainable(TINY, tensors)
+        if run == "reference":
+            *_, last = reference.dense_pass(model, ids, reference.Rules(selection=selection))
+            logits = expected = last.tensors["logits"]
+        else:
+            logits = forward(model, ids, selection, distil_rows=torch.arange(0, ROWS, 7)).logits
+            torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
+        (logits * target).sum().backward()
+        gradients.append({k: p.grad for k, p in params.items() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, want in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], want, rtol=1e-8, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def small_recipe():
+    return train.Recipe(tokens=10_000, batch_tokens=256, lengths=((0.0, 64), (0.5, 128)))
+
+
+def test_the_same_seed_gives_the_same_weights():
+    ends = []
+    for seed in (0, 0, 1):
+        trainer = train.Trainer(small_recipe(), seed, TINY)
+        for progress in (0.01, 0.3, 0.7):
+            trainer.step(progress)
+        ends.append({k: v.detach().clone() for k, v in trainer.params.items()})
+    assert all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0])
+    assert not torch.equal(ends[0]["embed.weight"], ends[2]["embed.weight"])
+
+
+def test_a_step_moves_every_weight_and_nudges_the_router_towards_balance():
+    trainer = train.Trainer(small_recipe(), 0, TINY)
+    before = {k: v.detach().clone() for k, v in trainer.params.items()}
+    seen = trainer.step(0.3)
+    still = [k for k, v in trainer.params.items() if torch.equal(v, before[k])]
+    assert still == []
+    assert seen["lightest"] < 1 / TINY.n_routed_experts
+    biases = torch.stack([trainer.params[f"layers.{i}.ffn.gate.bias"] for i in TINY.layers])
+    assert (biases.amax(1) > 0).all()
+    assert (biases.amin(1) < 0).all()
+
+
+def test_distillation_trains_only_the_indexers():
+    model, params = mini.trainable(TINY, mini.initial_tensors(TINY, 0))
+    ids = torch.randint(0, 264, (2, 64), generator=torch.Generator().manual_seed(1))
+    forward(model, ids, "dense", distil_rows=torch.arange(8, 64, 5)).distil.backward()
+    trained = {k for k, p in params.items() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert trained == {k for k in params if ".indexer." in k}
+
+
+def test_official_names_survive_a_round_trip(tmp_path):
+    tensors = mini.initial_tensors(TINY, 0)
+    _, params = mini.trainable(TINY, tensors)
+    train.store(tmp_path / "m.safetensors", params, TINY, {"seed": "0"})
+    config = ModelConfig.load(tmp_path / "m.json")
+    assert config == TINY
+    read = weights.read_tensors(tmp_path / "m.safetensors", config, torch.float32)
+    assert read.keys() == tensors.keys()
+    for name, value in tensors.items():
+        torch.testing.assert_close(read[name], value, rtol=2**-8, atol=0)
+
+
+def test_muon_brings_singular_values_near_one():
+    g = (
+        torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(2))
+        * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
+    )
+    for matrices in (g, g.mT):
+        values = torch.linalg.svdvals(orthogonalised(matrices))
+        assert values.min() > 0.3
+        assert values.max() < 1.4
