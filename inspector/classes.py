@@ -3,6 +3,9 @@
 Everything is computed from the trace alone. Definitions stand in docs/numerics.md.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy import ndarray
 
@@ -13,12 +16,23 @@ from replayscope.traces.schema import POINTS, SINGLE_POINTS, Table
 CLASSES = ("absent", "identical", "bug", "noise", "flip", "design")
 NOISE_ARMS = ("repeat", "rechunk", "hit")
 
-# Relative error up to which two runs are equal whatever the floor: products of other shapes sum in other orders.
-BOUNDS = {"float64": 1e-12, "float32": 1e-5}
-# The same in nats, for logits that were kept without their sums: KL grows with the square of an error of the logits,
-# which are of the order of ten, and in fp64 it is itself rounded at about 1e-15.
-KL_BOUNDS = {"float64": 1e-13, "float32": 1e-8}
-_FLOORS = 10.0  # how many measured floors an error may reach
+
+@dataclass(frozen=True)
+class Rules:
+    """What makes a verdict, so that another one can be made from the same trace.
+
+    bounds: dtype -> relative error up to which two runs are equal whatever the floor: products of other shapes sum in
+    other orders. kl_bounds: the same in nats, for logits that were kept without their sums; KL grows with the square of
+    an error of the logits, which are of the order of ten, and in fp64 it is itself rounded at about 1e-15.
+    floors: how many measured floors an error may reach.
+    """
+
+    bounds: Mapping[str, float] = field(default_factory=lambda: {"float64": 1e-12, "float32": 1e-5})
+    kl_bounds: Mapping[str, float] = field(default_factory=lambda: {"float64": 1e-13, "float32": 1e-8})
+    floors: float = 10.0
+
+
+RULES = Rules()
 _NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -47,7 +61,7 @@ def _of_rows(table: Table) -> str:
     return "rel_max" if name == "rel_l2" and "rel_max" in table.arrays else name
 
 
-def floor(trace: TraceReader, point: str, name: str = "rel_l2") -> ndarray:
+def floor(trace: TraceReader, point: str, name: str = "rel_l2", rules: Rules = RULES) -> ndarray:
     """Noise floor that each run is held against: [run, layer], NaN where no noise run measured it.
 
     The largest value among repeat, rechunk and the hits at the run's cut, over all their rows. For rel_l2 it is that of
@@ -55,21 +69,21 @@ def floor(trace: TraceReader, point: str, name: str = "rel_l2") -> ndarray:
     """
     value = _worst(*_against_full(trace, point), name)
     always, hits = _noise(trace, value)
-    return np.fmax(always, np.where(_wrong_hits(trace, point), np.nan, hits))
+    return np.fmax(always, np.where(_wrong_hits(trace, point, rules), np.nan, hits))
 
 
-def bound(trace: TraceReader, point: str) -> ndarray:
+def bound(trace: TraceReader, point: str, rules: Rules = RULES) -> ndarray:
     """Largest error, in the headline metric, that is no bug: [run, layer]; inf where this precision allows no claim."""
     table, measured = _against_full(trace, point)
-    base = _base(trace, table)
+    base = _base(trace, table, rules)
     if base is None:
         return np.full(table.arrays["n"].shape[:2], np.inf)
-    limits = floor(trace, point, headline(table))
+    limits = floor(trace, point, headline(table), rules)
     if asserted(trace):
         # A hit may not excuse itself: it is held against the other noise runs.
         itself = [run.index for run in trace.runs if run.arm == "hit"]
         limits[itself] = _noise(trace, _worst(table, measured, headline(table)))[0]
-    return np.fmax(base, _FLOORS * np.nan_to_num(limits))
+    return np.fmax(base, rules.floors * np.nan_to_num(limits))
 
 
 def downstream(trace: TraceReader, reference: str, point: str, bucket: str = "all") -> ndarray:
@@ -97,7 +111,7 @@ def downstream(trace: TraceReader, reference: str, point: str, bucket: str = "al
     return here
 
 
-def bugs(trace: TraceReader, reference: str, point: str) -> ndarray:
+def bugs(trace: TraceReader, reference: str, point: str, rules: Rules = RULES) -> ndarray:
     """Cells above the bound and not behind a flip: bool [run, layer, bucket].
 
     Against full only the exact region can be one, and only flips of rows inside it excuse: it depends on no others.
@@ -105,13 +119,13 @@ def bugs(trace: TraceReader, reference: str, point: str) -> ndarray:
     """
     table = trace.table(reference, point)
     if table.kind == "discrete":
-        claim = reference == "oracle" and dtype_of(trace) in BOUNDS
+        claim = reference == "oracle" and dtype_of(trace) in rules.bounds
         wrong = (table.arrays["changed"] > table.arrays["flips"]) & claim
     else:
         value = metric(table, _of_rows(table))
         # A row of logits without a finite number has no divergence; it is not equal either.
         value = np.where(np.isnan(value) & (table.arrays["n"] > 0), np.inf, value)
-        wrong = value > bound(trace, point)[:, :, None]
+        wrong = value > bound(trace, point, rules)[:, :, None]
     if reference == "full":
         wrong[:, :, [i for i, bucket in enumerate(table.buckets) if bucket != "exact"]] = False
         # These two are the measure of the noise; nothing here can convict them.
@@ -120,7 +134,7 @@ def bugs(trace: TraceReader, reference: str, point: str) -> ndarray:
     return wrong & ~excused[:, :, None]
 
 
-def classify(trace: TraceReader, reference: str, point: str) -> ndarray:
+def classify(trace: TraceReader, reference: str, point: str, rules: Rules = RULES) -> ndarray:
     """Class of every cell, one of CLASSES: str [run, layer, bucket].
 
     Against an oracle nothing differs by design: what is neither identical, bug nor flip lies under the bound of a bug
@@ -134,12 +148,12 @@ def classify(trace: TraceReader, reference: str, point: str) -> ndarray:
         noise = np.zeros_like(absent)
     else:
         name = headline(table)
-        limit = floor(trace, point, name)[:, :, None]
+        limit = floor(trace, point, name, rules)[:, :, None]
         noise = np.nan_to_num(metric(table, name), nan=np.inf) <= np.nan_to_num(limit, nan=-1.0)
         flip = np.broadcast_to(downstream(trace, reference, point)[:, :, None], absent.shape)
         if reference == "oracle":
-            result[:] = "noise" if dtype_of(trace) in BOUNDS else "flip"
-    chosen = (flip, noise, bugs(trace, reference, point), identical, absent)
+            result[:] = "noise" if dtype_of(trace) in rules.bounds else "flip"
+    chosen = (flip, noise, bugs(trace, reference, point, rules), identical, absent)
     for cells, name in zip(chosen, ("flip", "noise", "bug", "identical", "absent"), strict=True):
         result[cells] = name
     return result
@@ -154,10 +168,10 @@ def _identical(table: Table) -> ndarray:
     return (arrays["kl_max"] == 0) & (arrays["kl_rev_max"] == 0) & (arrays["flips"] == 0)
 
 
-def _base(trace: TraceReader, table: Table) -> float | None:
+def _base(trace: TraceReader, table: Table, rules: Rules) -> float | None:
     if table.kind == "discrete":
         return None
-    return (KL_BOUNDS if headline(table) == "kl_max" else BOUNDS).get(dtype_of(trace))
+    return (rules.kl_bounds if headline(table) == "kl_max" else rules.bounds).get(dtype_of(trace))
 
 
 def _against_full(trace: TraceReader, point: str) -> tuple[Table, bool]:
@@ -187,15 +201,15 @@ def _noise(trace: TraceReader, value: ndarray) -> tuple[ndarray, ndarray]:
     return always, np.array([_largest(value, hits.get(run.cut, [])) for run in runs]).reshape(value.shape)
 
 
-def _wrong_hits(trace: TraceReader, point: str) -> ndarray:
+def _wrong_hits(trace: TraceReader, point: str, rules: Rules) -> ndarray:
     """Where the hits at a run's cut are too far from full to be noise: bool [run, layer]. Without this a broken hit
     would raise the floor of its cut until nothing there could be a bug."""
     table, measured = _against_full(trace, point)
-    base = _base(trace, table)
+    base = _base(trace, table, rules)
     if base is None or not asserted(trace):
         return np.zeros(table.arrays["n"].shape[:2], bool)
     always, hits = _noise(trace, _worst(table, measured, headline(table)))
-    return hits > np.fmax(base, _FLOORS * np.nan_to_num(always))
+    return hits > np.fmax(base, rules.floors * np.nan_to_num(always))
 
 
 def _largest(value: ndarray, runs: list[int]) -> ndarray:

@@ -3,6 +3,7 @@
 Definitions, units, the direction of KL and the rules for zero, NaN and inf stand in docs/numerics.md.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -180,8 +181,7 @@ def state_sums(a: ndarray, r: ndarray, tol_abs: float = TOL_ABS, tol_rel: float 
     over: those pairs with |a-r| > tol_abs + tol_rel·|r|. nonfinite: pairs with a non-finite side, unless both are the
     same infinity or both NaN. bad: non-finite numbers of the arm.
     """
-    a = np.asarray(a, np.float64).reshape(len(a), -1)
-    r = np.asarray(r, np.float64).reshape(len(r), -1)
+    a, r = (np.asarray(x, np.float64).reshape(len(x), math.prod(np.shape(x)[1:])) for x in (a, r))
     finite = np.isfinite(a) & np.isfinite(r)
     same = (a == r) | (np.isnan(a) & np.isnan(r))
     bad = ~np.isfinite(a)
@@ -213,9 +213,10 @@ def logits_sums(arm: ndarray, ref: ndarray, next_ids: ndarray, k: int = 5) -> di
     """
     arm, ref, next_ids = np.asarray(arm, np.float64), np.asarray(ref, np.float64), np.asarray(next_ids, np.int64)
     p, q = _log_softmax(ref), _log_softmax(arm)
-    half = np.logaddexp(p, q) - np.log(2.0)
     token = np.maximum(next_ids, 0)[:, None]
     with np.errstate(invalid="ignore"):
+        # Where both agree the mean is that very number, so that equal rows have distance 0 to the last bit.
+        half = np.where(p == q, p, np.logaddexp(p, q) - np.log(2.0))
         dlogp = (np.take_along_axis(q, token, 1) - np.take_along_axis(p, token, 1))[:, 0]
     order = np.sort(ref, 1)
     return {

@@ -1,6 +1,6 @@
 """The first wrong place of every run of a trace, and one line per arm that sums it up.
 
-Another bound gives another verdict from the same file; the rules are in `classes` and in docs/numerics.md.
+Other `Rules` give another verdict from the same file; what they mean is in `classes` and in docs/numerics.md.
 """
 
 import math
@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from replayscope.inspector.classes import (
-    BOUNDS,
     CLASSES,
     NOISE_ARMS,
+    RULES,
+    Rules,
     asserted,
     bound,
     bugs,
@@ -26,7 +27,8 @@ from replayscope.traces.reader import TraceReader
 from replayscope.traces.schema import POINTS, SINGLE_POINTS, THRESHOLDS, RunInfo, Table, kind_of
 
 __all__ = [
-    "CLASSES", "ArmRow", "Bug", "Verdict", "all_bugs", "arm_table", "bound", "classify", "floor", "verdict",
+    "CLASSES", "RULES", "ArmRow", "Bug", "Rules", "Verdict", "all_bugs", "arm_table", "bound", "classify", "floor",
+    "verdict",
 ]  # fmt: skip
 
 
@@ -108,7 +110,7 @@ class ArmRow:
     bugs: int
 
 
-def all_bugs(trace: TraceReader) -> list[Bug]:
+def all_bugs(trace: TraceReader, rules: Rules = RULES) -> list[Bug]:
     """Every point and layer at which a run is wrong, by run, layer, position and point."""
     found = [
         Bug(run.index, run.arm, run.cut, "cached", "global_kv", None, None, float(run.cached_changed), 0.0)
@@ -118,33 +120,33 @@ def all_bugs(trace: TraceReader) -> list[Bug]:
     for reference, bucket in (("oracle", "all"), ("full", "exact")):
         for point in _points(trace, reference):
             table = trace.table(reference, point)
-            cells = bugs(trace, reference, point)[:, :, table.bucket(bucket)]
+            cells = bugs(trace, reference, point, rules)[:, :, table.bucket(bucket)]
             if not cells.any():
                 continue
-            limits = bound(trace, point)
+            limits = bound(trace, point, rules)
             for run, layer in np.argwhere(cells).tolist():
                 found.append(_bug(trace.runs[run], reference, point, layer, table, float(limits[run, layer])))
     return sorted(found, key=_order)
 
 
-def verdict(trace: TraceReader) -> Verdict:
+def verdict(trace: TraceReader, rules: Rules = RULES) -> Verdict:
     """The first bug of every run, and what limits the claims."""
     first: dict[int, Bug] = {}
-    for bug in all_bugs(trace):
+    for bug in all_bugs(trace, rules):
         first.setdefault(bug.run, bug)
-    claims = dtype_of(trace) in BOUNDS and "oracle" in trace.references()
+    claims = dtype_of(trace) in rules.bounds and "oracle" in trace.references()
     missed = [run.index for run in trace.runs if run.arm.startswith("broken:") and run.index not in first]
-    return Verdict(list(first.values()), missed if claims else [], list(_notes(trace)), asserted(trace))
+    return Verdict(list(first.values()), missed if claims else [], list(_notes(trace, rules)), asserted(trace))
 
 
-def arm_table(trace: TraceReader) -> list[ArmRow]:
+def arm_table(trace: TraceReader, rules: Rules = RULES) -> list[ArmRow]:
     """One row per arm, semantics and replay length, in the order of the runs; full, the reference, has none."""
     groups: dict[tuple[str, str, int | None], list[int]] = {}
     for run in trace.runs:
         if run.arm != "full":
             groups.setdefault((run.arm, run.semantics, run.replay), []).append(run.index)
-    wrong = {bug.run for bug in all_bugs(trace)}
-    floors = [np.fmax.reduce(floor(trace, point), axis=1) for point in _states(trace, "full")]
+    wrong = {bug.run for bug in all_bugs(trace, rules)}
+    floors = [np.fmax.reduce(floor(trace, point, rules=rules), axis=1) for point in _states(trace, "full")]
     return [
         ArmRow(
             arm, semantics, replay, runs,
@@ -191,11 +193,11 @@ def _bug(run: RunInfo, reference: str, point: str, layer: int, table: Table, lim
     return Bug(run.index, run.arm, run.cut, kind, point, where, position, float(value), limit)
 
 
-def _notes(trace: TraceReader) -> Iterator[str]:
+def _notes(trace: TraceReader, rules: Rules) -> Iterator[str]:
     dtype = dtype_of(trace)
     if not trace.complete:
         yield "the trace is partial: runs or points may be missing"
-    if dtype not in BOUNDS:
+    if dtype not in rules.bounds:
         yield f"{dtype or 'an unknown dtype'} allows no claim of a bug; use --audit in fp64 or fp32"
     elif not asserted(trace):
         yield "recorded without --audit: in fp32 a flip of rounding can look like a bug; repeat it with --audit"
@@ -203,9 +205,9 @@ def _notes(trace: TraceReader) -> Iterator[str]:
         yield "no arm was compared with its oracle; faults outside the exact region cannot be seen"
     if not any(run.arm in NOISE_ARMS for run in trace.runs):
         yield "no noise runs: the floor was not measured; add repeat, rechunk or hit"
-    elif dtype in BOUNDS:
-        worst = _most([floor(trace, point) for point in _states(trace, "full")])
-        if worst is not None and worst > 1e3 * BOUNDS[dtype]:
+    elif dtype in rules.bounds:
+        worst = _most([floor(trace, point, rules=rules) for point in _states(trace, "full")])
+        if worst is not None and worst > 1e3 * rules.bounds[dtype]:
             yield f"the noise floor reaches {worst:.1e}: runs that are equal on paper are not; look at them first"
 
 

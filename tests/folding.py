@@ -1,6 +1,6 @@
 """Per-row sums folded into the tables of a trace, in numpy and as slowly as it likes: docs/trace-format.md in code."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -43,61 +43,61 @@ def fold(
 ) -> Table:
     """Per-row sums [run][layer] -> a table, the way docs/trace-format.md says."""
     kind = kind_of(point)
-    shape = (len(runs), len(packed[0]), len(buckets))
     cells = [
-        [[_cell(kind, _pick(rows, mask)) for mask in bucket_masks(run, point, layer, rows["position"], buckets)]
-         for layer, rows in enumerate(by_layer)]
-        for run, by_layer in zip(runs, packed, strict=True)
-    ]  # fmt: skip
-    arrays = {
-        name: np.array([[[c[name] for c in b] for b in by] for by in cells]).reshape(shape) for name in cells[0][0][0]
-    }
+        [
+            _cells(kind, rows, bucket_masks(run, point, layer, rows["position"], buckets))
+            for layer, rows in enumerate(by)
+        ]
+        for run, by in zip(runs, packed, strict=True)
+    ]
+    arrays = {name: np.array([[cell[name] for cell in by] for by in cells]) for name in cells[0][0]}
+    return Table(kind, buckets, arrays, {} if kind == "discrete" else {"tol_abs": 1e-6, "tol_rel": 1e-3})
+
+
+def _cells(kind: str, rows: Mapping[str, np.ndarray], masks: np.ndarray) -> dict[str, np.ndarray]:
+    """Arrays [bucket] of one run and layer; masks: [bucket, row]."""
+    position = rows["position"]
+
+    def total(name: str) -> np.ndarray:
+        return np.where(masks, rows[name], 0).sum(1)
+
+    def largest(values: np.ndarray) -> np.ndarray:
+        return np.where(masks, np.abs(values), 0.0).max(1, initial=0.0)
+
+    def place(values: np.ndarray, of: np.ndarray = position) -> np.ndarray:
+        """`of` at each bucket's largest value, -1 where that is 0."""
+        inside = np.where(masks, values, 0.0)
+        where = inside.argmax(1) if len(values) else np.zeros(len(masks), np.int64)
+        return np.where(inside.max(1, initial=0.0) > 0, np.append(of, -1)[where], -1)
+
+    def margin_of(which: str) -> np.ndarray:
+        inside = masks & (rows[which] > 0)
+        return np.where(inside.any(1), np.where(inside, rows["margin"], np.inf).min(1, initial=np.inf), np.nan)
+
+    cell = {"n": masks.sum(1)}
     if kind == "discrete":
-        return Table(kind, buckets, arrays)
-    for name, pick in (("first_at", np.min), ("last_at", np.max)):
-        arrays[name] = np.array([[_crossings(rows, pick) for rows in by] for by in packed])
-    return Table(kind, buckets, arrays, {"tol_abs": 1e-6, "tol_rel": 1e-3})
-
-
-def _pick(rows: Mapping[str, np.ndarray], mask: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: values[mask] for name, values in rows.items()}
-
-
-def _row_rel(r: Mapping[str, np.ndarray]) -> np.ndarray:
-    return relative_l2(r["diff2"], r["ref2"], np.ones(len(r["position"])), r["nonfinite"])
-
-
-def _crossings(rows: Mapping[str, np.ndarray], pick: Callable) -> np.ndarray:
-    rel = _row_rel(rows)
-    return np.array([pick(rows["position"][rel > t]) if (rel > t).any() else -1 for t in THRESHOLDS])
-
-
-def _cell(kind: str, r: Mapping[str, np.ndarray]) -> dict[str, float]:
-    n = len(r["position"])
-    if kind == "discrete":
-        margins = r["margin"][r["changed"] > 0]
-        return {"n": n, "changed": r["changed"].sum(), "jaccard": r["jaccard"].sum(), "flips": r["flips"].sum(),
-                "min_margin": margins.min() if len(margins) else np.nan,
-                "margin_noise": r["noise"].max(initial=0.0)}  # fmt: skip
-    rel = _row_rel(r)
-    top = int(r["max_abs"].argmax()) if n and r["max_abs"].max() > 0 else -1
-    bad = r["position"][r["bad"] > 0]
-    cell = {
-        "n": n, **{name: r[name].sum() for name in ("elements", "diff2", "ref2", "arm2", "dot", "over", "nonfinite")},
-        "max_abs": r["max_abs"].max(initial=0.0),
-        "max_row": r["position"][top] if top >= 0 else -1, "max_col": r["max_col"][top] if top >= 0 else -1,
-        "first_nonfinite": bad.min() if len(bad) else -1,
-        "rel_max": rel.max(initial=0.0), "rel_max_row": r["position"][rel.argmax()] if rel.any() else -1,
+        cell |= {name: total(name) for name in ("changed", "jaccard", "flips")}
+        return cell | {"min_margin": margin_of("changed"), "margin_noise": largest(rows["noise"])}
+    rel = relative_l2(rows["diff2"], rows["ref2"], 1, rows["nonfinite"])
+    over = rel[:, None] > THRESHOLDS
+    bad = masks & (rows["bad"] > 0)
+    nowhere = np.iinfo(np.int64).max
+    first = np.where(over, position[:, None], nowhere).min(0, initial=nowhere)
+    cell |= {name: total(name) for name in ("elements", "diff2", "ref2", "arm2", "dot", "over", "nonfinite")}
+    cell |= {
+        "max_abs": largest(rows["max_abs"]), "max_row": place(rows["max_abs"]),
+        "max_col": place(rows["max_abs"], rows["max_col"]),
+        "first_nonfinite": np.where(bad.any(1), np.where(bad, position, nowhere).min(1, initial=nowhere), -1),
+        "rel_max": largest(rel), "rel_max_row": place(rel),
+        "first_at": np.where(over.any(0), first, -1),
+        "last_at": np.where(over, position[:, None], -1).max(0, initial=-1),
     }  # fmt: skip
     if kind == "state":
         return cell
-    margins = r["margin"][r["flip"] > 0]
-    cell |= {"flips": r["flip"].sum(), "overlap": r["overlap"].sum(),
-             "max_row": r["position"][r["kl"].argmax()] if n else -1,
-             "min_flip_margin": margins.min() if len(margins) else np.nan}  # fmt: skip
+    cell |= {"flips": total("flip"), "overlap": total("overlap"), "max_row": place(rows["kl"]),
+             "min_flip_margin": margin_of("flip")}  # fmt: skip
     for name in ("kl", "kl_rev", "js", "dlogp"):
-        cell[f"{name}_sum"] = r[name].sum()
-        cell[f"{name}_max"] = np.abs(r[name]).max(initial=0.0)
+        cell |= {f"{name}_sum": total(name), f"{name}_max": largest(rows[name])}
     del cell["max_col"]  # of another row than max_row, which is that of the largest KL
     return cell
 

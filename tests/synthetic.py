@@ -5,7 +5,7 @@ healing with distance, and rounding noise everywhere else.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,37 +62,43 @@ def synthetic_trace(
     the cut lies behind the first window, broken:floor@2, judged against the oracle."""
     runs = make_runs(n_tokens, window, layers, cuts)
     plants = [plant] if isinstance(plant, Plant) else list(plant or ())
-    longest = max(run.stop - 1 - run.start for run in runs)
-    buckets = bucket_names(longest)
+    buckets = bucket_names(max(run.stop - 1 - run.start for run in runs))
     model = config(n_tokens, window, layers)
-    ratios = model["ratios"]
-    unit = {"float64": 1e-16, "float32": 6e-8, "bfloat16": 4e-3}[dtype]
     with TraceWriter(path, force=True) as out:
         out.header(config=model, provenance=provenance(dtype, audit, seed), tokens=tokens(n_tokens))
         out.runs(runs)
-        for reference in ("full", "oracle"):
-            for point in POINTS:
-                depth = 1 if point in SINGLE_POINTS else layers
-                rng = np.random.default_rng([seed, len(reference), POINTS.index(point)])
-                packed: list[list[dict[str, np.ndarray]]] = []
-                for run in runs:
-                    compared = run.index > 0 if reference == "full" else run.oracle is not None
-                    position = np.arange(run.start, run.stop) if compared else np.arange(0)
-                    rows = []
-                    for layer in range(depth):
-                        here = position[:0] if absent(point, ratios[layer]) else position
-                        error = row_error(run, reference, point, layer, layers, here, unit, rng)
-                        for p in plants:
-                            if p.hits(run, reference, point, layer):
-                                error[here == p.position] = p.value
-                        rows.append({"position": here, **row_sums(kind_of(point), error, rng)})
-                    packed.append(rows)
-                out.table(reference, point, fold(packed, runs, point, buckets))
-                if point in ROW_POINTS[reference]:
-                    out.rows(reference, point, *pack_rows(packed))
+        for reference, point, packed in divergence(runs, model["ratios"], plants, dtype, seed):
+            out.table(reference, point, fold(packed, runs, point, buckets))
+            if point in ROW_POINTS[reference]:
+                out.rows(reference, point, *pack_rows(packed))
         write_states(out, runs, layers, seed)
         out.text("greedy", " and so on \udcff")
     return runs
+
+
+def divergence(
+    runs: Sequence[RunInfo], ratios: Sequence[int], plants: Sequence[Plant], dtype: str, seed: int
+) -> Iterator[tuple[str, str, list[list[dict[str, np.ndarray]]]]]:
+    """(reference, point, per-row sums [run][layer]) of every table."""
+    unit = {"float64": 1e-16, "float32": 6e-8, "bfloat16": 4e-3}[dtype]
+    layers = len(ratios)
+    for reference in ("full", "oracle"):
+        for point in POINTS:
+            rng = np.random.default_rng([seed, len(reference), POINTS.index(point)])
+            packed = []
+            for run in runs:
+                compared = run.index > 0 if reference == "full" else run.oracle is not None
+                position = np.arange(run.start, run.stop) if compared else np.arange(0)
+                rows = []
+                for layer in range(1 if point in SINGLE_POINTS else layers):
+                    here = position[:0] if absent(point, ratios[layer]) else position
+                    error = row_error(run, reference, point, layer, layers, here, unit, rng)
+                    for p in plants:
+                        if p.hits(run, reference, point, layer):
+                            error[here == p.position] = p.value
+                    rows.append({"position": here, **row_sums(kind_of(point), error, rng)})
+                packed.append(rows)
+            yield reference, point, packed
 
 
 def make_runs(n_tokens: int, window: int, layers: int, cuts: Sequence[int]) -> list[RunInfo]:
