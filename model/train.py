@@ -164,6 +164,7 @@ def store(path: Path, params: dict[str, Tensor], config: mini.ModelConfig, about
     ):
         partial = target.with_name(target.name + ".partial")
         write(partial)
+        partial.chmod(0o644)
         os.replace(partial, target)
 
 

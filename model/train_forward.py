@@ -198,19 +198,22 @@ class _Balance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, comb: Tensor, passes: int, eps: float) -> Tensor:
-        ctx.kept = []
+        kept = []
         for k in range(passes):
             inverse = comb.sum(k % 2, keepdim=True).add_(eps).reciprocal_()
             comb = comb * inverse
-            ctx.kept.append((comb, inverse))
+            kept += [comb, inverse]
+        # Not as an attribute: the last of them is the output, and that cycle would never be freed.
+        ctx.save_for_backward(*kept)
         return comb
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         g = grads[0]
         # y = x/(Σx + eps) gives dx = (g - Σ g·y)/(Σx + eps).
-        for k in reversed(range(len(ctx.kept))):
-            y, inverse = ctx.kept[k]
+        kept = ctx.saved_tensors
+        for k in reversed(range(len(kept) // 2)):
+            y, inverse = kept[2 * k : 2 * k + 2]
             g = (g - (g * y).sum(k % 2, keepdim=True)).mul_(inverse)
         return g, None, None
 
