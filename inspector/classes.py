@@ -74,15 +74,11 @@ def floor(trace: TraceReader, point: str, name: str = "rel_l2", rules: Rules = R
 
 def bound(trace: TraceReader, point: str, rules: Rules = RULES) -> ndarray:
     """Largest error, in the headline metric, that is no bug: [run, layer]; inf where this precision allows no claim."""
-    table, measured = _against_full(trace, point)
+    table, _ = _against_full(trace, point)
     base = _base(trace, table, rules)
     if base is None:
         return np.full(table.arrays["n"].shape[:2], np.inf)
     limits = floor(trace, point, headline(table), rules)
-    if asserted(trace):
-        # A hit may not excuse itself: it is held against the other noise runs.
-        itself = [run.index for run in trace.runs if run.arm == "hit"]
-        limits[itself] = _noise(trace, _worst(table, measured, headline(table)))[0]
     return np.fmax(base, rules.floors * np.nan_to_num(limits))
 
 

@@ -167,6 +167,16 @@ def test_a_broken_hit_hides_no_other_bug():
     assert floor(trace, "hidden", "rel_l2")[trace.run("encoder"), 1] < 1e-14
 
 
+def test_a_hit_is_held_against_ten_floors_of_the_other_noise_runs():
+    trace = record(
+        Plant("rechunk", None, "hidden", 1, 30, 1e-12, "full"), Plant("hit", CUT, "hidden", 1, 40, 9e-12, "full")
+    )
+    assert not bugs_of(trace, "hit")
+    trace.scale("full", "hidden", "hit", 1.2)
+    assert [bug.layer for bug in bugs_of(trace, "hit")] == [1]
+    assert bugs_of(trace, "hit")[0].bound == pytest.approx(1e-11)
+
+
 def test_in_serving_precision_a_hit_is_noise_as_agreed():
     trace = record(Plant("hit", CUT, "hidden", 1, 40, 1e-3, "full"), dtype="float32")
     assert not bugs_of(trace, "hit")

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from replayscope.traces import TraceError, TraceFormatError, TraceReader, TraceVersionError
+from replayscope.traces import TraceError, TraceFormatError, TraceReader, TraceVersionError, safe
 from replayscope.traces.schema import SCHEMA_VERSION
 from tests.synthetic import synthetic_trace
 
@@ -140,6 +140,13 @@ def test_a_bomb_of_many_dimensions_does_not_overflow(path):
         path, f"{HIDDEN}/diff2", lambda at, name: at.create_dataset(name, (1 << 20,) * 3, np.uint8, chunks=(1, 1, 1))
     )
     refused(lambda: TraceReader(path).table("full", "hidden"), f"claims {1 << 60} bytes")
+
+
+def test_a_chunk_larger_than_the_file_is_not_allocated(tmp_path):
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        data = file.create_dataset("x", data=np.zeros(4, np.uint8), chunks=(64,), maxshape=(None,))
+        assert safe.unsafe(data, 5000) is None
+        assert safe.unsafe(data, 63) == "claims chunks larger than the file"
 
 
 def test_a_compressed_bomb_is_refused_by_its_filter(path):

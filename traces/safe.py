@@ -117,11 +117,12 @@ def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
 def check_dataset(data: h5py.Dataset) -> None:
     """Raises TraceFormatError unless reading the dataset touches this file only and at most the bytes it stores."""
     size = os.stat(data.file.filename).st_size
-    if reason := _unsafe(data, size):
+    if reason := unsafe(data, size):
         raise TraceFormatError(f"{data.file.filename}: {data.name} {reason}")
 
 
-def _unsafe(data: h5py.Dataset, file_size: int) -> str | None:
+def unsafe(data: h5py.Dataset, file_size: int) -> str | None:
+    """Why a dataset of a file with so many bytes may not be read, or None."""
     try:
         dtype, shape = data.dtype, data.shape
     except TypeError:
