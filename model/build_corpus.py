@@ -175,7 +175,7 @@ def build(rdb: Path, corpus: Path, samples: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Rebuilds the embedded samples and the training corpus.")
     for option in ("--novels", "--corpus", "--samples"):
         parser.add_argument(option, type=Path, required=True)
     options = parser.parse_args()

@@ -37,13 +37,13 @@ class Muon:
     def step(self, lr: float) -> None:
         """One update at learning rate ``lr``; parameters without a gradient stay, and their momentum with them."""
         for group, buffers in zip(self.groups, self.buffers, strict=True):
-            live = [(p, m) for p, m in zip(group, buffers, strict=True) if p.grad is not None]
+            live = [(p, p.grad, m) for p, m in zip(group, buffers, strict=True) if p.grad is not None]
             if not live:
                 continue
             rows, cols = live[0][0].shape[-2:]
-            for p, m in live:
-                m.lerp_(p.grad, 1 - self.momentum)
-            update = orthogonalised(torch.cat([p.grad.lerp(m, self.momentum).reshape(-1, rows, cols) for p, m in live]))
-            sizes = [p.numel() // (rows * cols) for p, _ in live]
-            for (p, _), u in zip(live, update.split(sizes), strict=True):
+            for _, g, m in live:
+                m.lerp_(g, 1 - self.momentum)
+            along = torch.cat([g.lerp(m, self.momentum).reshape(-1, rows, cols) for _, g, m in live])
+            sizes = [p.numel() // (rows * cols) for p, _, _ in live]
+            for (p, _, _), u in zip(live, orthogonalised(along).split(sizes), strict=True):
                 p.sub_(u.view_as(p), alpha=lr * max(1.0, rows / cols) ** 0.5)

@@ -169,7 +169,7 @@ def store(path: Path, params: dict[str, Tensor], config: mini.ModelConfig, about
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Trains mini on the CPU.")
     parser.add_argument("--minutes", type=float, default=30.0, help="time allowed; the schedule ends with it")
     parser.add_argument("--tokens", type=int, default=Recipe.tokens, help="tokens of the schedule, if time allows")
     parser.add_argument("--seed", type=int, default=0)
@@ -177,10 +177,16 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--checkpoint", type=Path, help="where to keep the unfinished weights every few minutes")
     options = parser.parse_args()
+    for path in filter(None, (options.output, options.checkpoint)):
+        if not path.parent.is_dir():
+            parser.error(f"no folder {path.parent} to write {path.name} into")
     torch.set_num_threads(options.threads)
     # Subnormal probabilities far down a softmax slow a CPU manyfold.
     torch.set_flush_denormal(True)
-    trainer = Trainer(replace(Recipe(), tokens=options.tokens), options.seed)
+    try:
+        trainer = Trainer(replace(Recipe(), tokens=options.tokens), options.seed)
+    except FileNotFoundError as e:
+        parser.error(str(e))
     about = trainer.run(options.minutes, options.checkpoint)
     store(options.output, trainer.params, trainer.config, about)
     texts = {name: (HELD_OUT / file).read_text(encoding="utf-8") for name, file in HELD_OUT_FILES.items()}

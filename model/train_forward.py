@@ -86,8 +86,9 @@ def forward(model: Model, ids: Tensor, selection: str, distil_rows: Tensor | Non
         entries = shared.entries if shared is not None else kv[:, :0]
         allowed = shared.allowed if shared is not None else None
         y, mass = _attend(c, w, q, kv, entries, ratio, allowed, distil_rows if shared is not None else None)
-        if mass is not None:
-            wanted.setdefault(c.index_source(l), []).append(mass)
+        picks = c.index_source(l)
+        if mass is not None and picks is not None:
+            wanted.setdefault(picks, []).append(mass)
         y = ops.output_projection(ops.rotate(y, cos[:, None], sin[:, None], inverse=True), w.wo_a, w.wo_b, c.o_groups)
         streams = ops.expand(streams, y, post, comb)
         mix, post, comb = _mhc(streams, w.hc_ffn, c)
