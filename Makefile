@@ -23,7 +23,7 @@ help:
 	@echo "make check   lint, format, types, and the tests of the repository itself"
 	@echo "make ui      the browser page on the demo's traces"
 	@echo "make bench   speed, as ratios in one run"
-	@echo "make train   train the embedded model again"
+	@echo "make train   train the embedded model again, into build/mini.safetensors"
 	@echo "make setup   only .venv"
 
 setup: $(DEV)
@@ -58,7 +58,8 @@ bench: $(CORE)
 	$(PY) benchmarks/run.py $(BENCH_ARGS)
 
 train: $(CORE)
-	$(PY) -m replayscope.model.train $(TRAIN_ARGS)
+	@mkdir -p build
+	$(PY) -m replayscope.model.train -o build/mini.safetensors $(TRAIN_ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
