@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from replayscope.inspector.errors import ReplayScopeError
-from replayscope.inspector.executor import ENTRY_POINTS, Executor, Frame
+from replayscope.inspector.executor import Executor
+from replayscope.inspector.frame import ENTRY_POINTS, Frame
 from replayscope.inspector.points import expand_points, point_names
 from replayscope.model.config import ModelConfig
 

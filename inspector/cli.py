@@ -116,5 +116,5 @@ def _explain(error: Exception) -> str:
         or "can't allocate memory" in str(error)
     )
     if memory:
-        return "out of memory; give fewer cuts, a smaller --suffix or a smaller --budget"
+        return "out of memory; give fewer cuts, a smaller --suffix or fewer --hooks"
     return f"internal error: {type(error).__name__}: {error}; run again with --debug to see where"

@@ -6,6 +6,7 @@ Every import of torch, numpy or a picture library is inside the function that ne
 import re
 from argparse import Namespace
 from collections.abc import Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from inspect import signature
 from pathlib import Path
@@ -29,9 +30,14 @@ def demo(options: Namespace) -> Result:
         raise UsageError(
             f"folder {options.out} is not empty; add --force to replace what demo wrote, or give another -o"
         )
-    from replayscope.inspector import usecases
+    from replayscope.inspector import demo as use_case
 
-    return usecases.demo(DemoOptions(out=options.out, **_common(options)))
+    done = use_case.demo(DemoOptions(out=options.out, **_common(options)))
+    from replayscope.ui import report as page
+
+    drawn = page.report(done.json["traces"], options.out / "report.html", force=True)
+    lines = ["", *done.json["traces"], str(drawn)]
+    return replace(done, text="\n".join([done.text, *lines]), json={**done.json, "report": str(drawn)})
 
 
 def record(options: Namespace) -> Result:
@@ -183,7 +189,7 @@ def _run_options(options: Namespace) -> RunOptions:
         rows=options.rows,
         audit=options.audit,
         reproducible=options.reproducible,
-        budget=options.budget,
+        tokens=options.tokens,
         forced=options.forced,
         **_common(options),
     )

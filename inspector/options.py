@@ -43,8 +43,8 @@ class RunOptions(Common):
     model: a preset or a folder. prompt: where its tokens come from. out: the trace. arms: names as typed; `broken:*`
     and `oracle:*` are still globs. hooks: globs of the points whose raw states are kept. suffix: tokens run from the
     cut on, None for all. semantics: names. rows: keep divergence row by row. audit: top-k and experts frozen from
-    `full`. reproducible: bitwise equal however rows are packed. budget: bytes of memory for the rows in flight, None
-    for a default. forced: how many of the last tokens are decoded instead of prefilled.
+    `full`. reproducible: bitwise equal however rows are packed. tokens: how many of the prompt's tokens are used,
+    None for all. forced: how many of the last tokens are decoded instead of prefilled.
     """
 
     model: str = "mini"
@@ -59,7 +59,7 @@ class RunOptions(Common):
     rows: bool = False
     audit: bool = False
     reproducible: bool = False
-    budget: int | None = None
+    tokens: int | None = None
     forced: int = 0
 
 

@@ -155,14 +155,17 @@ def _run_options(sub: Parser, arms: str) -> None:
     )
     sub.add_argument("--reproducible", action="store_true", help="bitwise equal however the rows are packed; slower")
     sub.add_argument(
-        "--budget", type=specs.parse_bytes, metavar="SIZE", help="memory for the rows in flight, as 512M or 2GiB"
+        "--tokens",
+        type=lambda text: specs.parse_count(text, "--tokens", least=1),
+        metavar="N",
+        help="use only the first N tokens of the prompt",
     )
     sub.add_argument(
         "--forced",
         type=lambda text: specs.parse_count(text, "--forced"),
         default=0,
         metavar="K",
-        help="decode the last K tokens one by one instead of prefilling them",
+        help="the last K tokens count as decoded: decoder replay ends its prompt before them",
     )
     _out_option(sub, "T.h5", "trace to write", force=False)
     _model_options(sub)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.exact import exact_rows, intervals
-from replayscope.inspector.executor import ENTRY_POINTS, Executor, Frame
+from replayscope.inspector.executor import Executor
+from replayscope.inspector.frame import ENTRY_POINTS, Frame
 from replayscope.inspector.fold import Fold, Part, exact_mask
 from replayscope.inspector.oracle import Oracles
 from replayscope.inspector.plan import Plan, Request

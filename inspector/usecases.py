@@ -6,19 +6,18 @@ import time
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from replayscope.inspector import estimate, provenance, specs, tables
+from replayscope.inspector.arms_text import arms_text
 from replayscope.inspector.capture import Capture, points_of
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
-from replayscope.inspector.options import DemoOptions, Result, RunOptions
+from replayscope.inspector.options import Result, RunOptions
 from replayscope.inspector.points import expand_points
-from replayscope.inspector.prompts import Prompt
-from replayscope.inspector.runner import Job, Lineup, foreign_tokens, line_up, run
+from replayscope.inspector.runner import Job, foreign_tokens, line_up, run
 from replayscope.inspector.semantics import ARMS, BROKEN, Shape, admits, floor_layers, has_cut
 from replayscope.model import presets, tokenizer
 from replayscope.model.weights import Model, WeightsError
@@ -26,21 +25,18 @@ from replayscope.traces.reader import TraceReader
 from replayscope.traces.schema import Tokens
 from replayscope.traces.writer import TraceWriter
 
-if TYPE_CHECKING:
-    from replayscope.inspector.oracle import Frame as OracleFrame
-
 log = logging.getLogger(__name__)
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def record(options: RunOptions) -> Result:
     """Run arms over one prompt and write raw states (``--hooks``) and divergence to a trace."""
-    return _result(options.out, _trace(options, Path(options.out)))
+    return _result(write_trace(options))
 
 
 def sweep(options: RunOptions) -> Result:
     """The same over many cuts and replay lengths; raw states only where hook points are named."""
-    return _result(options.out, _trace(options, Path(options.out)))
+    return _result(write_trace(options))
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,9 @@ class _Loaded:
     weights_hash: str
 
 
-def _trace(options: RunOptions, path: Path) -> Path:
-    """Run and write one trace."""
+def write_trace(options: RunOptions) -> Path:
+    """Run and write one trace; returns its path. Nothing is left of it if it cannot be run."""
+    path = Path(options.out)
     loaded = _load(options)
     model, ids = loaded.model, loaded.ids
     shape = Shape(model.config, len(ids), options.forced)
@@ -121,6 +118,7 @@ def _load(options: RunOptions) -> _Loaded:
     else:
         numbers = list(text)
     vocab = model.config.vocab_size
+    numbers = numbers[: options.tokens]
     if not numbers:
         raise UsageError("the prompt is empty; give at least one token")
     if max(numbers) >= vocab:
@@ -191,9 +189,7 @@ class _Progress:
         print(f"\r\033[K{done}/{total} {what}{left}", end="" if done < total else "\n", file=sys.stderr, flush=True)
 
 
-def _result(path: Path, written: Path) -> Result:
+def _result(path: Path) -> Result:
     """The table of arms of a trace, and its verdict in one line."""
-    from replayscope.inspector.arms_text import arms_text
-
-    text, data, ok = arms_text(TraceReader(written))
+    text, data, ok = arms_text(TraceReader(path))
     return Result(f"{text}\n{path}", data | {"trace": str(path)}, 0 if ok else 1)

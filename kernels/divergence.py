@@ -14,15 +14,16 @@ def row_sums(a: Tensor, r: Tensor, tol_abs: float = TOL_ABS, tol_rel: float = TO
     where a side is not finite and the two are not the same infinity or both NaN; bad: non-finite elements of the arm.
     """
     a, r = a.flatten(1).double(), r.flatten(1).double()
-    ok = torch.isfinite(a) & torch.isfinite(r)
     rows, width = a.shape
-    clean = bool(ok.all())
-    if not clean:
+    nonfinite = bad = torch.zeros(rows, dtype=torch.long, device=a.device)
+    ref2, arm2 = r.square().sum(1), a.square().sum(1)
+    # A number that is not finite shows in its row's sum of squares, so that the common case needs no mask.
+    if not torch.isfinite(ref2.sum() + arm2.sum()):
+        ok = torch.isfinite(a) & torch.isfinite(r)
         same = (a == r) | (torch.isnan(a) & torch.isnan(r))
         nonfinite, bad = (~ok & ~same).sum(1), (~torch.isfinite(a)).sum(1)
         a, r = a.masked_fill(~ok, 0.0), r.masked_fill(~ok, 0.0)
-    else:
-        nonfinite = bad = torch.zeros(rows, dtype=torch.long, device=a.device)
+        ref2, arm2 = r.square().sum(1), a.square().sum(1)
     gap = a - r
     size = gap.abs()
     if width:
@@ -32,8 +33,8 @@ def row_sums(a: Tensor, r: Tensor, tol_abs: float = TOL_ABS, tol_rel: float = TO
     return {
         "elements": torch.full((rows,), width, dtype=torch.long, device=a.device),
         "diff2": gap.square().sum(1),
-        "ref2": r.square().sum(1),
-        "arm2": a.square().sum(1),
+        "ref2": ref2,
+        "arm2": arm2,
         "dot": (a * r).sum(1),
         "max_abs": max_abs,
         "max_col": col.masked_fill(max_abs == 0, -1),

@@ -1,0 +1,60 @@
+"""The main job in one command: what bounded replay changes on the embedded model and texts, and whether to believe it."""
+
+import logging
+import time
+from pathlib import Path
+
+from replayscope.inspector.arms_text import arms_text
+from replayscope.inspector.options import Common, DemoOptions, Result, RunOptions
+from replayscope.inspector.prompts import Prompt
+from replayscope.inspector.samples import SAMPLES
+from replayscope.inspector.usecases import write_trace
+from replayscope.traces.reader import TraceReader
+
+log = logging.getLogger(__name__)
+
+ARMS = ("full", "repeat", "rechunk", "hit", "encoder", "decoder", "both")
+# As many cuts as make a picture, the window boundary and both ends with their neighbours among them.
+CUTS = "grid,64:1024:64"
+TOKENS, SUFFIX = 1024, 128
+# The audit judges every arm and every planted fault by dense oracles, which cost a whole pass per cut.
+AUDIT_ARMS = (*ARMS, "exact", "broken:*")
+AUDIT_CUTS, AUDIT_TOKENS = "W-1,W,W+1,201,256,511", 512
+
+
+def demo(options: DemoOptions) -> Result:
+    """One sweep per embedded text in serving precision, and one audit in fp64. Writes the traces into ``options.out``.
+
+    The result's ``traces`` are their paths, sweeps first.
+    """
+    began = time.perf_counter()
+    out = Path(options.out)
+    out.mkdir(exist_ok=True)
+    common = {k: getattr(options, k) for k in Common.__dataclass_fields__} | {"force": True}
+    parts, data, good = [], {}, True
+    for name in SAMPLES:
+        asked = RunOptions(
+            **common, prompt=Prompt("sample", name), arms=ARMS, cuts=CUTS, suffix=SUFFIX, tokens=TOKENS, rows=True,
+            out=out / f"{name}.h5",
+        )  # fmt: skip
+        title = f"{name}: {SAMPLES[name].description}, first {TOKENS} tokens, {asked.dtype}, {SUFFIX} tokens after each cut"
+        good &= _one(asked, title, parts, data)
+    audit = RunOptions(
+        **common | {"dtype": "fp64"}, prompt=Prompt("sample", "prose"), arms=AUDIT_ARMS, cuts=AUDIT_CUTS, tokens=AUDIT_TOKENS,
+        audit=True, rows=True, out=out / "audit.h5",
+    )  # fmt: skip
+    title = f"audit: prose, first {AUDIT_TOKENS} tokens, fp64, top-k and experts frozen from full; faults planted on purpose"
+    good &= _one(audit, title, parts, data)
+    parts.append(f"{time.perf_counter() - began:.0f} s")
+    traces = [str(out / f"{name}.h5") for name in (*SAMPLES, "audit")]
+    return Result("\n\n".join(parts), {"parts": data, "traces": traces}, 0 if good else 1)
+
+
+def _one(asked: RunOptions, title: str, parts: list[str], data: dict) -> bool:
+    """Run one trace; add its table to the text and to the JSON; return whether its verdict is good."""
+    log.info("%s", title)
+    path = write_trace(asked)
+    text, values, ok = arms_text(TraceReader(path))
+    parts.append(f"{title}\n\n{text}")
+    data[path.stem] = values
+    return ok

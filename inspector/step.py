@@ -1,0 +1,318 @@
+"""One advance of the executor: the packed rows of all requests on their way through the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from replayscope.inspector.frame import Frame
+from replayscope.inspector.packing import Block, Span, blocks, pack
+from replayscope.kernels.attention import window_global_attention, window_keys
+from replayscope.kernels.index import candidate_blocks, index_scores, keep_candidates, topk_entries
+from replayscope.model import ops
+from replayscope.model.weights import Layer
+
+if TYPE_CHECKING:
+    from replayscope.inspector.executor import Executor
+
+
+class Step:
+    """One advance: the packed rows of all requests on their way through the layers."""
+
+    streams: Tensor
+    mix: Tensor
+
+    def __init__(self, ex: Executor, spans: list[Span], rows: int, want: frozenset[str]) -> None:
+        self.ex, self.layout, self.spans, self.rows, self.want = ex, ex.layout, spans, rows, want
+        self.model, self.config, self.pool = ex.model, ex.model.config, ex.pool
+        self.device = ex.model.device
+        self.position = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(self.device)
+        self.request = torch.cat([torch.full((s.count,), s.request) for s in spans]).to(self.device)
+        self.ids = torch.cat([ex.ids[s.request][s.first : s.first + s.count] for s in spans]).to(self.device)
+        self._blocks: dict[tuple[int, ...], tuple[list[Span], list[Block]]] = {}
+        c = self.config
+        self.topk = self.buffer("topk", c.index_topk, dtype=torch.long)
+        self.topk_margin = self.buffer("topk_margin", dtype=ops.acc_dtype(self.model.dtype))
+        self.candidates = self.buffer("candidates", c.candidate_topk_blocks, dtype=torch.long)
+        self._per_row: dict[tuple[str, int], Tensor] = {}
+
+    def since(self, first: list[int]) -> tuple[list[Span], list[Block]]:
+        """Spans and blocks of the rows from the given position on, per request."""
+        key = tuple(max(f, s.first) for f, s in zip(first, self.spans, strict=True))
+        if key not in self._blocks:
+            spans = [s.since(f) for s, f in zip(self.spans, first, strict=True)]
+            chunks = [r.chunk for r in self.ex.plan.requests]
+            cut = blocks([s for s in spans if s.count], chunks, self.ex.block, self.ex.reproducible, self.device)
+            self._blocks[key] = spans, cut
+        return self._blocks[key]
+
+    def buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.pool.take(name, (self.rows, *shape), dtype or self.model.dtype, self.device)
+
+    def layer(self, l: int, w: Layer) -> Frame:
+        requests, c = self.ex.plan.requests, self.config
+        proj_spans, proj = self.since([r.projected(l) for r in requests])
+        run_spans, run = self.since([r.first_row[l] for r in requests])
+        frame = Frame(l)
+
+        def emit(spans: list[Span], **tensors: Tensor) -> None:
+            for name, tensor in tensors.items():
+                frame.tensors[name], frame.spans[name] = tensor, spans
+
+        self._project(l, w, proj)
+        emit(proj_spans, attn_in=self.attn_in, window_kv=self.kv)
+        if l in c.kv_source_layer_ids:
+            entry_spans, entries = self._write_entries(l, w)
+            emit(entry_spans, **entries)
+        acc = ops.acc_dtype(self.model.dtype)
+        outs = {p: self.buffer(p, c.hidden_size) for p in ("attn_out", "ffn_out") if p in self.want}
+        self.router = self.buffer("router", c.num_experts_per_tok, dtype=torch.long)
+        router = {"router_margin": self.buffer("router_margin", dtype=acc)}
+        router["router_weights"] = self.buffer("router_weights", c.num_experts_per_tok, dtype=acc)
+        window = self.layout.window(l if self.ex.keep_state else None)
+        for b in run:
+            self._run_block(l, w, b, window, outs, router)
+        if l in c.index_source_layer_ids:
+            emit(run_spans, topk=self.topk, topk_margin=self.topk_margin)
+            if l == c.candidate_source_layer_id:
+                emit(run_spans, candidates=self.candidates)
+        emit(run_spans, router=self.router, **router, streams=self.streams, mix=self.mix, **outs)
+        if "hidden" in self.want:
+            emit(run_spans, hidden=ops.collapse(self.streams, self.mix))
+        return frame
+
+    def finish(self) -> Frame:
+        """Final norm and logits of the rows that ran in the last layer."""
+        c, m = self.config, self.model
+        spans, run = self.since([r.first_row[-1] for r in self.ex.plan.requests])
+        frame = Frame(None)
+        final = frame.tensors["final"] = self.buffer("final", c.hidden_size)
+        frame.spans["final"] = spans
+        logits = None
+        if "logits" in self.want:
+            logits = frame.tensors["logits"] = self.buffer("logits", c.vocab_size, dtype=ops.acc_dtype(m.dtype))
+            frame.spans["logits"] = spans
+        for b in run:
+            h = ops.rms_norm(ops.collapse(b.take(self.streams), b.take(self.mix)), m.norm, c.rms_norm_eps)
+            b.put(final, h)
+            if logits is not None:
+                b.put(logits, F.linear(h.to(logits.dtype), m.head.to(logits.dtype)))
+        return frame
+
+    def _project(self, l: int, w: Layer, run: list[Block]) -> None:
+        """Write this layer's window KV for every projected row; keep attn_in, q's low rank and the compressor's input."""
+        c = self.config
+        self.attn_in, self.qr = self.buffer("attn_in", c.hidden_size), self.buffer("qr", c.q_lora_rank)
+        self.kv = self.buffer("window_kv", c.head_dim)
+        compressed = c.compress_ratios[l] > 0
+        cos, sin = self.ex.ropes[compressed]
+        parts: dict[str, Tensor] = {}
+        if l in c.kv_source_layer_ids:
+            assert w.compressor is not None
+            acc = ops.acc_dtype(self.model.dtype) if c.compress_ratios[l] == 2 else self.model.dtype
+            sides = {"content": w.compressor.wkv} | ({"score": w.compressor.wgate} if c.compress_ratios[l] == 2 else {})
+            self.compressor_in = {k: self.buffer(k, c.head_dim, dtype=acc) for k in sides}
+            parts = {k: v.to(acc) for k, v in sides.items() if v is not None}
+        for b in run:
+            x = ops.rms_norm(ops.collapse(b.take(self.streams), b.take(self.mix)), w.attn_norm, c.rms_norm_eps)
+            at = b.take(self.position)
+            b.put(self.attn_in, x)
+            b.put(self.qr, ops.rms_norm(F.linear(x, w.wq_a), w.q_norm, c.rms_norm_eps))
+            kv = ops.rms_norm(F.linear(x, w.wkv), w.kv_norm, c.rms_norm_eps)
+            b.put(self.kv, ops.rotate(kv, cos[at], sin[at]))
+            for k, weight in parts.items():
+                b.put(self.compressor_in[k], F.linear(x.to(weight.dtype), weight))
+        window = self.layout.window(l if self.ex.keep_state else None)
+        for s in self.spans:
+            live = s.since(self.ex.plan.requests[s.request].first_window[l])
+            slot = int(self.layout.window_shift[s.request]) + live.first
+            window[slot : slot + live.count] = self.kv[live.rows]
+
+    def _write_entries(self, l: int, w: Layer) -> tuple[list[Span], dict[str, Tensor]]:
+        """Pool, norm and store the entries that became complete; check that no kept entry's bytes changed."""
+        ex, c, ratio = self.ex, self.config, self.config.compress_ratios[l]
+        requests = ex.plan.requests
+        ranges = []
+        for s in self.spans:
+            r = requests[s.request]
+            first = max(r.first_entry[l], s.first // ratio if s.first > r.start else 0)
+            ranges.append((first, (s.first + s.count) // ratio))
+        spans = pack(ranges)
+        count = sum(s.count for s in spans)
+        entry = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(self.device)
+        latent = self._latents(l, w, spans, entry, ratio)
+        kv, key = torch.empty_like(latent), latent.new_empty(count, c.index_head_dim)
+        cos, sin = ex.ropes[True]
+        assert w.compressor is not None
+        for b in blocks([s for s in spans if s.count], [r.chunk for r in requests], ex.block, ex.reproducible, self.device):
+            x, at = b.take(latent), b.take(entry) * ratio
+            k = ops.rms_norm(F.linear(x, w.compressor.wk), w.compressor.k_norm, c.rms_norm_eps)
+            b.put(key, ops.rotate(k, cos[at], sin[at]))
+            b.put(kv, ops.rotate(x, cos[at], sin[at]))
+        pools = self.layout.entries(l)
+        owners = {o for o in self.layout.prefix_owner if o >= 0}
+        new = (kv, key)
+        self._store(pools, new, [s for s in spans if s.request in owners], ratio)
+        before = self.layout.snapshot(pools, ratio)
+        self._store(pools, new, [s for s in spans if s.request not in owners], ratio)
+        self.layout.check_prefix(pools, before, ratio)
+        return spans, {"global_kv": kv, "index_k": key, "latent": latent}
+
+    def _store(self, pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], spans: list[Span], ratio: int) -> None:
+        """Put new entries into their requests' slots; a private prefix is copied before its request first writes."""
+        for s in spans:
+            r = self.ex.plan.requests[s.request]
+            if r.private_prefix and self.ex.done[s.request] == r.start:
+                self.layout.copy_prefix(pools, s.request, ratio)
+            at = self.layout.own_entry(s.request, ratio) + s.first
+            for pool, values in zip(pools, new, strict=True):
+                pool[at : at + s.count] = values[s.rows]
+
+    def _latents(self, l: int, w: Layer, spans: list[Span], entry: Tensor, ratio: int) -> Tensor:
+        """Compressor output [entries, D], normed, not rotated."""
+        c = self.config
+        assert w.compressor is not None
+        request = torch.cat([torch.full((s.count,), s.request) for s in spans]).to(self.device)
+        parts = [self._compressor_rows(l, request, entry * ratio + t) for t in range(ratio)]
+        if ratio == 2:
+            content, score = (torch.stack([p[k] for p in parts], 1) for k in ("content", "score"))
+            pooled = ops.pool_pairs(content, score, self.model.dtype)
+            self._keep_open_pair(l)
+        else:
+            pooled = parts[0]["content"]
+        return ops.rms_norm(pooled, w.compressor.norm, c.rms_norm_eps)
+
+    def _compressor_rows(self, l: int, request: Tensor, position: Tensor) -> dict[str, Tensor]:
+        """The compressor's input at (request, position): from this step, from full (kept open pair of a hit) or from the step before."""
+        ex = self.ex
+        first = torch.tensor([s.first for s in self.spans], device=self.device)
+        at = torch.tensor([s.at for s in self.spans], device=self.device)
+        start = torch.tensor(self.layout.starts, device=self.device)
+        owner = torch.tensor(self.layout.prefix_owner, device=self.device)
+        inherited = position < start[request]
+        request = torch.where(inherited, owner[request], request)
+        earlier = position < first[request]
+        if bool((inherited & earlier).any()):
+            raise ValueError("a request must start in the same step as the one whose open pair it continues")
+        row = (at[request] + position - first[request]).clamp(min=0)
+        out = {k: v[row] for k, v in self.compressor_in.items()}
+        if bool(earlier.any()):
+            for k in out:
+                kept = self.pool.take(f"open.{l}.{k}", (len(self.spans), self.config.head_dim), out[k].dtype, self.device)
+                out[k] = torch.where(earlier[:, None], kept[request], out[k])
+        return out
+
+    def _keep_open_pair(self, l: int) -> None:
+        """Remember the last row of each request: if it is the first of its pair, the next step completes it."""
+        for k, v in self.compressor_in.items():
+            kept = self.pool.take(f"open.{l}.{k}", (len(self.spans), self.config.head_dim), v.dtype, self.device)
+            for s in self.spans:
+                if s.count:
+                    kept[s.request] = v[s.at + s.count - 1]
+
+    def _choose_entries(self, l: int, w: Layer, b: Block, x: Tensor, qr: Tensor, at: Tensor) -> None:
+        """The block's top-k entry numbers, by the indexer or frozen from the first request."""
+        c, ratio, acc = self.config, self.config.compress_ratios[l], ops.acc_dtype(self.model.dtype)
+        assert w.indexer is not None
+        source = c.kv_source(l)
+        assert source is not None
+        cos, sin = self.ex.ropes[True]
+        q = ops.rotate(F.linear(qr, w.indexer.wq_b).unflatten(-1, (c.index_n_heads, -1)), cos[at][:, None], sin[at][:, None])
+        weights = ops.index_weights(x, w.indexer.weights_proj, c)
+        pool = self.layout.entries(source)[1]
+        picks = torch.full((len(at), c.index_topk), -1, dtype=torch.long, device=self.device)
+        margins = torch.full((len(at),), torch.inf, dtype=acc, device=self.device)
+        if l == c.candidate_source_layer_id:
+            pool_blocks = torch.full((len(at), c.candidate_topk_blocks), -1, dtype=torch.long, device=self.device)
+        elif c.uses_candidates(l):
+            pool_blocks = b.take(self.candidates)
+        for request, lo, hi in b.segments:
+            seen = (at[lo:hi] + 1) // ratio
+            total = int(seen.max())
+            if total == 0:
+                continue
+            scores = index_scores(q[lo:hi], weights[lo:hi], self.layout.first_entries(pool, request, total, ratio), seen)
+            if l == c.candidate_source_layer_id:
+                pool_blocks[lo:hi] = candidate_blocks(scores, c.candidate_block_size, c.candidate_topk_blocks)
+            elif c.uses_candidates(l):
+                scores = keep_candidates(scores, pool_blocks[lo:hi], c.candidate_block_size)
+            picks[lo:hi], margins[lo:hi] = topk_entries(scores, c.index_topk)
+        if self.ex.frozen:
+            first = self.spans[0]
+            mine = at - first.first + first.at
+            frozen = self.topk[mine]
+            picks = torch.where((b.take(self.request) == 0)[:, None], picks, frozen)
+        b.put(self.topk, picks)
+        b.put(self.topk_margin, margins)
+        if l == c.candidate_source_layer_id:
+            b.put(self.candidates, pool_blocks)
+
+    def per_row(self, name: str, key: int, values: Callable[[], list[int]]) -> Tensor:
+        """A number per request, spread over the packed rows [rows, 1]; made once per step and key."""
+        if (name, key) not in self._per_row:
+            self._per_row[name, key] = torch.tensor(values(), device=self.device)[self.request][:, None]
+        return self._per_row[name, key]
+
+    def _slots(self, l: int, b: Block, at: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Window slots [rows, W] and global slots [rows, k] of the block's rows in the pools, -1 where absent."""
+        ex, c, requests = self.ex, self.config, self.ex.plan.requests
+        widths = {requests[i].window for i, _, _ in b.segments}
+        floor = b.take(self.per_row("floor", l, lambda: [r.floor[l] for r in requests]))[:, 0]
+        if len(widths) > 1:
+            own_width = b.take(self.per_row("window", 0, lambda: [r.window for r in requests]))[:, 0]
+            floor = torch.maximum(floor, at - own_width + 1)
+        keys = window_keys(at, max(widths), floor)
+        shift = b.take(self.per_row("shift", 0, lambda: self.layout.window_shift.tolist()))
+        below = b.take(self.per_row("below", 0, lambda: self.layout.owner_shift.tolist()))
+        start = b.take(self.per_row("start", 0, lambda: self.layout.starts.tolist()))
+        slots = torch.where(keys < 0, -1, keys + torch.where(keys >= start, shift, below))
+        ratio = c.compress_ratios[l]
+        if ratio == 0:
+            return slots, None
+        owners = [max(o, 0) for o in self.layout.prefix_owner]
+        picks = b.take(self.topk)
+        kept = b.take(
+            self.per_row("kept", ratio, lambda: [self.layout.kept(i, ratio) for i in range(len(requests))])
+        )
+        own = b.take(self.per_row("own", ratio, lambda: [self.layout.own_entry(i, ratio) for i in range(len(requests))]))
+        other = b.take(self.per_row("other", ratio, lambda: [self.layout.own_entry(o, ratio) for o in owners]))
+        return slots, torch.where(picks < 0, -1, picks + torch.where(picks < kept, other, own))
+
+    def _run_block(self, l: int, w: Layer, b: Block, window: Tensor, outs: dict[str, Tensor], router: dict[str, Tensor]) -> None:
+        """Index, attention, mHC and experts of one block, in place in the streams."""
+        c = self.config
+        at = b.take(self.position)
+        x, qr, streams = b.take(self.attn_in), b.take(self.qr), b.take(self.streams)
+        if l in c.index_source_layer_ids:
+            self._choose_entries(l, w, b, x, qr, at)
+        slots, entries = self._slots(l, b, at)
+        cos, sin = (t[at][:, None] for t in self.ex.ropes[c.compress_ratios[l] > 0])
+        q = ops.rotate(F.linear(qr, w.wq_b).unflatten(-1, (c.num_attention_heads, -1)), cos, sin)
+        source = c.kv_source(l)
+        pool = self.layout.entries(source)[0] if source is not None else None
+        y = window_global_attention(q, window, slots, pool, entries, w.sink)
+        y = ops.output_projection(ops.rotate(y, cos, sin, inverse=True), w.wo_a, w.wo_b, c.o_groups)
+        if "attn_out" in outs:
+            b.put(outs["attn_out"], y)
+        pre, post, comb = ops.mhc(streams, w.hc_attn, c)
+        streams = ops.expand(streams, y, post, comb)
+        mix, post, comb = ops.mhc(streams, w.hc_ffn, c)
+        h = ops.rms_norm(ops.collapse(streams, pre), w.ffn_norm, c.rms_norm_eps)
+        scores = ops.router_scores(h, w.experts)
+        experts, margin = ops.choose_experts(scores, w.experts, c.num_experts_per_tok)
+        if self.ex.frozen:
+            first = self.spans[0]
+            frozen = self.router[at - first.first + first.at]
+            experts = torch.where((b.take(self.request) == 0)[:, None], experts, frozen)
+        y = ops.moe(h, w.experts, experts, scores, c, whole=self.ex.reproducible)
+        if "ffn_out" in outs:
+            b.put(outs["ffn_out"], y)
+        b.put(self.router, experts)
+        b.put(router["router_margin"], margin)
+        b.put(router["router_weights"], ops.router_weights(experts, scores, c))
+        b.put(self.streams, ops.expand(streams, y, post, comb))
+        b.put(self.mix, mix)
