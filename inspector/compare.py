@@ -88,6 +88,11 @@ def comparison(
     """
     same_model(first, second)
     pairs, notes = pairs_of(first, second, cross_arm)
+    notes += [
+        f"{name} is {first.provenance.get(name)} in the first, {second.provenance.get(name)} in the second"
+        for name in ("dtype", "weights_sha256")
+        if first.provenance.get(name) != second.provenance.get(name)
+    ]
     held = states_by_run(first), states_by_run(second)
     todo: list[tuple[RunInfo, RunInfo, str]] = []
     for a, b in pairs:
@@ -254,7 +259,7 @@ def _plain(value: Any) -> Any:
 
 def _lines(found: Comparison) -> list[str]:
     head = ("point", "run", "rows", "rel_l2", "max_abs", "worst at", "first", "second", "", "passes at")
-    table = [head]
+    table: list[tuple[str, ...]] = [head]
     for row in found.rows:
         run = row.first if row.first == row.second else f"{row.first} | {row.second}"
         numbers = [f"{row.metrics[key]:.2e}" if key in row.metrics else "–" for key in ("rel_l2", "max_abs")]

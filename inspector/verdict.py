@@ -206,9 +206,11 @@ def _notes(trace: TraceReader, rules: Rules) -> Iterator[str]:
     if not any(run.arm in NOISE_ARMS for run in trace.runs):
         yield "no noise runs: the floor was not measured; add repeat, rechunk or hit"
     elif dtype in rules.bounds:
-        worst = _most([floor(trace, point, rules=rules) for point in _states(trace, "full")])
-        if worst is not None and worst > 1e3 * rules.bounds[dtype]:
-            yield f"the noise floor reaches {worst:.1e}: runs that are equal on paper are not; look at them first"
+        floors = {point: _most([floor(trace, point, rules=rules)]) or 0.0 for point in _states(trace, "full")}
+        point, worst = max(floors.items(), key=lambda item: item[1], default=("", 0.0))
+        if worst > 1e3 * rules.bounds[dtype]:
+            why = "look at them first" if asserted(trace) else "choices or roundings flipped between them"
+            yield f"runs that are equal on paper differ by up to {worst:.1e} ({point}): {why}"
 
 
 def _points(trace: TraceReader, reference: str) -> list[str]:

@@ -143,12 +143,15 @@ def test_a_zero_reference_is_counted_beside_the_relative_error(tmp_path):
 def test_bf16_against_fp32_compares_numbers_not_bits(tmp_path):
     values = states()["layers.0.hidden"]
     with TraceWriter(tmp_path / "b.h5") as out:
-        out.header(config=CONFIG, provenance={}, tokens=Tokens(np.arange(N) % 9, ["x"] * N))
+        out.header(config=CONFIG, provenance={"dtype": "bfloat16"}, tokens=Tokens(np.arange(N) % 9, ["x"] * N))
         out.runs([RUN])
         out.state(0, "layers.0.hidden", np.arange(4, N), encode_bf16(values), "bfloat16")
     found = comparison(write(tmp_path / "a.h5"), TraceReader(tmp_path / "b.h5"))
     assert 0 < found.rows[0].metrics["rel_l2"] < 2**-8
-    assert "held by one trace only: layers.1.window_kv, layers.1.topk, logits" in found.notes[0]
+    assert found.notes == [
+        "dtype is float32 in the first, bfloat16 in the second",
+        "encoder cut 8 replay 4: held by one trace only: layers.1.window_kv, layers.1.topk, logits",
+    ]
 
 
 # --- alignment --------------------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def test_in_serving_precision_a_hit_is_noise_as_agreed():
 def test_the_measure_of_the_noise_is_noted_not_convicted(arm):
     trace = record(Plant(arm, None, "hidden", 1, 40, 1e-3, "full"))
     assert not bugs_of(trace, arm)
-    assert any("noise floor reaches 1.0e-03" in note for note in verdict(trace).notes)
+    assert any("differ by up to 1.0e-03 (hidden): look at them first" in note for note in verdict(trace).notes)
 
 
 # --- flips ------------------------------------------------------------------------------------------------------

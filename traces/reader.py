@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import h5py
-import numpy as np
 
 from replayscope.traces import safe
 from replayscope.traces.dtypes import decode, storage_dtype
@@ -98,9 +97,9 @@ class TraceReader:
             if not 0 <= run < len(offsets) - 1:
                 raise TraceError(f"{self.path} has no run {run}; its runs are 0 to {len(offsets) - 2}")
             first, stop = int(offsets[run]), int(offsets[run + 1])
-            position = safe.child(group, "position")[first:stop]
+            position = safe.dataset(group, "position")[first:stop]
             names = [name for name in safe.names(group) if name not in ("offsets", "position")]
-            return RowTable(position, {name: safe.child(group, name)[:, first:stop] for name in names})
+            return RowTable(position, {name: safe.dataset(group, name)[:, first:stop] for name in names})
 
     def states(self) -> list[tuple[int, str]]:
         """(run, name) of every stored raw state, such as (3, 'layers.5.window_kv'), by run and then by layer."""
@@ -119,9 +118,11 @@ class TraceReader:
             group = _find(file, "states", f"{run:04d}")
             stored = stored_name(name)
             if stored not in group:
-                have = sorted((natural_name(n) for n in group if not n.endswith(".positions")), key=natural_key)
+                have = sorted(
+                    (natural_name(n) for n in safe.names(group) if not n.endswith(".positions")), key=natural_key
+                )
                 raise TraceError(f"run {run} of {self.path} stores no {name}; it stores {', '.join(have)}")
-            data, positions = safe.child(group, stored), safe.child(group, stored + ".positions")
+            data, positions = safe.dataset(group, stored), safe.dataset(group, stored + ".positions")
             logical = safe.attribute(data, "logical_dtype")
             if not isinstance(logical, str):
                 raise TraceFormatError(f"{self.path}: {data.name} has no logical_dtype")
@@ -269,11 +270,10 @@ def _fault(check: Callable[[], object]) -> list[str]:
 
 def _unreadable(data: h5py.Dataset) -> str | None:
     """The first part of a dataset that cannot be read or fails its checksum, a chunk at a time."""
-    blocks = data.iter_chunks() if data.chunks else [np.s_[:]]
-    for block in blocks:
+    for block in data.iter_chunks() if data.chunks else [()]:
         try:
             data[block]
         except (OSError, RuntimeError):
-            rows = f" at rows {block[0].start} to {block[0].stop - 1}" if data.chunks else ""
+            rows = f" at rows {block[0].start} to {block[0].stop - 1}" if block else ""
             return f"damaged{rows}: the stored bytes fail their checksum or cannot be read"
     return None

@@ -91,7 +91,13 @@ def attribute(item: h5py.File | h5py.Group | h5py.Dataset, name: str) -> int | f
     value = item.attrs[name]
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return str(value) if text else value.item()
+    return str(value) if text else np.asarray(value).item()
+
+
+def place(item: h5py.Group | h5py.Dataset, name: str = "") -> str:
+    """Where an item, or a name in it, lies in the file: '/divergence/full/hidden'."""
+    own = str(item.name).rstrip("/")
+    return f"{own}/{name}" if name else own
 
 
 def names(group: h5py.Group) -> list[str]:
@@ -101,7 +107,7 @@ def names(group: h5py.Group) -> list[str]:
 
 def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
     """The group or checked dataset called `name`. Raises TraceFormatError on a link or on a dataset not to be read."""
-    where = f"{group.name.rstrip('/')}/{name}"
+    where = place(group, name)
     kind = group.get(name, getlink=True)
     if not isinstance(kind, h5py.HardLink):
         shown = "is missing" if kind is None else "is a soft or external link, which is never followed"
@@ -147,11 +153,27 @@ def unsafe(data: h5py.Dataset, file_size: int) -> str | None:
     return None
 
 
+def dataset(group: h5py.Group, name: str) -> h5py.Dataset:
+    """The checked dataset called `name`."""
+    item = child(group, name)
+    if not isinstance(item, h5py.Dataset):
+        raise TraceFormatError(f"{group.file.filename}: {place(group, name)} is a group, not numbers")
+    return item
+
+
+def subgroup(group: h5py.Group, name: str) -> h5py.Group:
+    """A group inside a group."""
+    item = child(group, name)
+    if not isinstance(item, h5py.Group):
+        raise TraceFormatError(f"{group.file.filename}: {place(group, name)} is not a group")
+    return item
+
+
 def read_bytes(group: h5py.Group, name: str) -> bytes:
     """A one-dimensional uint8 dataset as bytes."""
-    data = child(group, name)
-    if not isinstance(data, h5py.Dataset) or data.dtype != np.uint8 or data.ndim != 1:
-        raise TraceFormatError(f"{group.file.filename}: {group.name.rstrip('/')}/{name} is not text")
+    data = dataset(group, name)
+    if data.dtype != np.uint8 or data.ndim != 1:
+        raise TraceFormatError(f"{group.file.filename}: {place(group, name)} is not text")
     return data[()].tobytes()
 
 
@@ -160,32 +182,21 @@ def read_json(group: h5py.Group, name: str) -> Any:
     try:
         return json.loads(read_bytes(group, name))
     except (ValueError, RecursionError):
-        raise TraceFormatError(f"{group.file.filename}: {group.name.rstrip('/')}/{name} is not JSON") from None
+        raise TraceFormatError(f"{group.file.filename}: {place(group, name)} is not JSON") from None
 
 
 def read_array(group: h5py.Group, name: str) -> np.ndarray:
     """A whole dataset."""
-    data = child(group, name)
-    if not isinstance(data, h5py.Dataset):
-        raise TraceFormatError(f"{group.file.filename}: {group.name.rstrip('/')}/{name} is a group, not numbers")
-    return data[()]
-
-
-def subgroup(group: h5py.Group, name: str) -> h5py.Group:
-    """A group inside a group."""
-    item = child(group, name)
-    if not isinstance(item, h5py.Group):
-        raise TraceFormatError(f"{group.file.filename}: {group.name.rstrip('/')}/{name} is not a group")
-    return item
+    return dataset(group, name)[()]
 
 
 def walk(group: h5py.Group, depth: int = 0) -> Iterator[tuple[str, h5py.Dataset | TraceFormatError]]:
     """Every dataset below a group as (path, dataset), or (path, error) where one may not be read."""
     if depth > _MAX_DEPTH:
-        yield group.name, TraceFormatError(f"{group.file.filename}: {group.name} is nested too deep")
+        yield place(group), TraceFormatError(f"{group.file.filename}: {place(group)} is nested too deep")
         return
     for name in names(group):
-        path = f"{group.name.rstrip('/')}/{name}"
+        path = place(group, name)
         try:
             item = child(group, name)
         except (TraceFormatError, OSError, RuntimeError, KeyError) as error:

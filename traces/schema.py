@@ -188,7 +188,9 @@ class State:
     bits: np.ndarray
 
 
-def relative_l2(diff2: np.ndarray, ref2: np.ndarray, n: np.ndarray, nonfinite: np.ndarray | int = 0) -> np.ndarray:
+def relative_l2(
+    diff2: np.ndarray, ref2: np.ndarray, n: np.ndarray | int, nonfinite: np.ndarray | int = 0
+) -> np.ndarray:
     """sqrt(diff2 / ref2), of any shape; 0 where nothing differs, inf where the reference is zero and the arm is not or
     where a non-finite number stands on one side only, NaN where n = 0."""
     diff2, ref2 = np.asarray(diff2, np.float64), np.asarray(ref2, np.float64)
