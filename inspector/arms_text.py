@@ -20,11 +20,13 @@ def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
         for r in cells
     ]
     lines.insert(1, "  ".join("─" * w for w in widths))
+    lines.append("")
+    lines.append("window KV by layer, from layer 0: relative L2 in [H-W, H), the worst cut; 0 identical, ~ inside the noise floor")
     data = {
         "arms": [row.__dict__ for row in rows],
         "verdict": {"ok": judged.ok, "notes": judged.notes, "missed": judged.missed, "bugs": [b.__dict__ for b in judged.bugs]},
     }
-    return "\n".join([*lines, "", *verdict_lines(trace, judged)]), data, judged.ok
+    return "\n".join([*lines, *verdict_lines(trace, judged)]), data, judged.ok
 
 
 def verdict_lines(trace: TraceReader, judged: Verdict) -> list[str]:
@@ -43,10 +45,21 @@ def verdict_lines(trace: TraceReader, judged: Verdict) -> list[str]:
 
 
 def _cells(row: ArmRow) -> tuple[str, ...]:
-    layers = " ".join("·" if v is None else "0" if v == 0 else f"{v:.0e}".replace("e-0", "e-") for v in row.window)
+    layers = " ".join(map(_layer, row.window, row.window_floor)) if any(v is not None for v in row.window) else "–"
     return (row.arm if row.replay is None else f"{row.arm} R={row.replay}", str(len(row.runs)), _number(row.oracle), _number(row.exact),
             _number(row.floor), layers, _number(row.kl_max), _count(row.top1), _count(row.flips), str(row.replayed),
             str(row.cached), str(row.fresh), str(row.bugs))  # fmt: skip
+
+
+def _layer(value: float | None, floor: float | None) -> str:
+    """Three places: 0 identical, ~ noise, otherwise two digits (.34), or the power of ten of what is smaller (e-5)."""
+    if value is None:
+        return "  ·"
+    if value == 0:
+        return "  0"
+    if floor is not None and value <= floor:
+        return "  ~"
+    return f"{value:.2f}".removeprefix("0") if 0.01 <= value < 0.995 else f"{value:3.0f}" if value >= 0.995 else f"{value:.0e}"[1:].replace("e-0", "e-")
 
 
 def _number(value: float | None) -> str:

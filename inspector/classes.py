@@ -72,6 +72,30 @@ def floor(trace: TraceReader, point: str, name: str = "rel_l2", rules: Rules = R
     return np.fmax(always, np.where(_wrong_hits(trace, point, rules), np.nan, hits))
 
 
+def region_floor(trace: TraceReader, point: str, name: str = "rel_l2", rules: Rules = RULES) -> ndarray:
+    """Noise floor in the same region and metric: [run, layer, bucket]; what a cell must exceed to be more than noise.
+
+    The largest value among repeat, rechunk and hit, each looked at from the run's own cut; where none of them has a row
+    in the region, over all their rows. In a trace whose noise runs were not looked at from each cut, ``floor`` stands in.
+    """
+    table, measured = _against_full(trace, point)
+    coarse = floor(trace, point, name, rules)[:, :, None]
+    out = np.broadcast_to(coarse, table.arrays["n"].shape).copy()
+    seen = {run.cut for run in trace.runs if run.arm in ("repeat", "rechunk") and run.cut is not None}
+    if not measured or not seen:
+        return out
+    value = metric(table, name)
+    value = np.abs(value - 1.0) if name == "norm_ratio" else np.abs(value)
+    wrong = _wrong_hits(trace, point, rules)
+    for cut in seen:
+        noise = [run.index for run in trace.runs if run.cut == cut and run.arm in NOISE_ARMS]
+        arms = [run.index for run in trace.runs if run.cut == cut]
+        usable = np.array([trace.runs[i].arm != "hit" or not wrong[i].any() for i in noise])
+        worst = np.fmax.reduce(value[np.array(noise)[usable]], axis=0)
+        out[arms] = np.where(np.isnan(worst), worst[:, table.bucket("all"), None], worst)
+    return out
+
+
 def bound(trace: TraceReader, point: str, rules: Rules = RULES) -> ndarray:
     """Largest error, in the headline metric, that is no bug: [run, layer]; inf where this precision allows no claim."""
     table, _ = _against_full(trace, point)
@@ -144,7 +168,7 @@ def classify(trace: TraceReader, reference: str, point: str, rules: Rules = RULE
         noise = np.zeros_like(absent)
     else:
         name = headline(table)
-        limit = floor(trace, point, name, rules)[:, :, None]
+        limit = region_floor(trace, point, name, rules)
         noise = np.nan_to_num(metric(table, name), nan=np.inf) <= np.nan_to_num(limit, nan=-1.0)
         flip = np.broadcast_to(downstream(trace, reference, point)[:, :, None], absent.shape)
         if reference == "oracle":

@@ -26,12 +26,13 @@ _ROW_ARRAYS = {"n", "diff2", "ref2", "arm2", "dot", "max_abs", "nonfinite", "cha
 
 @dataclass
 class Part:
-    """One run's rows at one point and layer. arm, ref [rows, …]; position [rows] absolute; exact [rows] bool.
+    """One arm's rows at one point and layer. arm, ref [rows, …]; position [rows] absolute; exact [rows] bool.
 
+    runs: the runs of the trace that these rows belong to; a noise run is looked at once for each cut.
     arm_margin, ref_margin [rows] stand beside discrete choices.
     """
 
-    run: int
+    runs: tuple[int, ...]
     arm: Tensor
     ref: Tensor
     position: np.ndarray
@@ -42,13 +43,20 @@ class Part:
 
 @dataclass
 class _Layout:
-    """Where each run's rows lie among the packed rows, and which of them fall into which bucket but ``exact``."""
+    """Where each run's rows lie among the packed rows.
+
+    runs [n]; bounds [n, buckets, 2]: first packed row and last + 1 of each bucket, for ``exact`` those of all rows, of
+    which a mask then picks. position [packed rows].
+    """
 
     runs: np.ndarray
-    at: np.ndarray
-    count: np.ndarray
-    bounds: np.ndarray  # [runs, buckets, 2] packed rows; exact is left empty
+    bounds: np.ndarray
     position: np.ndarray
+
+    @property
+    def whole(self) -> np.ndarray:
+        """[n, 2]: the rows of each run."""
+        return self.bounds[:, REGIONS.index("all")]
 
 
 @dataclass
@@ -86,13 +94,14 @@ class Fold:
             cells = self._discrete_cells(rows, lay, exact)
         else:
             rows = self._logits(parts, lay)
-            cells = self._logits_cells(rows, lay, exact)
+            rel = relative_l2(rows["diff2"], rows["ref2"], np.ones(len(exact)), rows["nonfinite"])
+            cells = self._state_cells(rows, rel, lay, exact) | self._logits_cells(rows, lay, exact)
         self._store(reference, point, layer, kind, lay, cells)
         if point in self.keep_rows:
             kept = {k: v for k, v in rows.items() if k in _ROW_ARRAYS} | {"n": np.ones(len(exact), np.uint8)}
             where = self.rows.setdefault((reference, point), {})
-            for run, at, count in zip(lay.runs, lay.at, lay.count, strict=True):
-                piece = slice(at, at + count)
+            for run, (first, last) in zip(lay.runs, lay.whole, strict=True):
+                piece = slice(first, last)
                 where.setdefault(int(run), {})[layer] = (lay.position[piece], {k: v[piece] for k, v in kept.items()})
 
     def packed_rows(self, reference: str, point: str) -> tuple[np.ndarray, np.ndarray, Arrays]:
@@ -113,22 +122,23 @@ class Fold:
         return offsets, np.concatenate(positions), out
 
     def _layout(self, parts: list[Part]) -> _Layout:
-        key = tuple((p.run, len(p.position), int(p.position[0]), int(p.position[-1])) for p in parts)
+        key = tuple((p.runs, len(p.position), int(p.position[0]), int(p.position[-1])) for p in parts)
         if key not in self._layouts:
-            count = np.array([len(p.position) for p in parts])
-            at = np.concatenate(([0], np.cumsum(count)[:-1]))
-            bounds = np.stack([self._bounds(p) for p in parts]) + at[:, None, None]
-            self._layouts[key] = _Layout(
-                np.array([p.run for p in parts]), at, count, bounds, np.concatenate([p.position for p in parts])
-            )
+            runs, bounds, at = [], [], 0
+            for p in parts:
+                runs += p.runs
+                bounds += [self._bounds(p, run) + at for run in p.runs]
+                at += len(p.position)
+            position = np.concatenate([p.position for p in parts])
+            self._layouts[key] = _Layout(np.array(runs), np.stack(bounds), position)
         return self._layouts[key]
 
-    def _bounds(self, p: Part) -> np.ndarray:
+    def _bounds(self, p: Part, run: int) -> np.ndarray:
         """[buckets, 2]: first row and last row + 1 of each bucket; rows are in ascending position."""
-        r = self.runs[p.run]
+        r = self.runs[run]
         cut = r.start if r.cut is None else r.cut
         ranges = {"all": (r.start, r.stop), "window": (max(cut - r.window, 0), cut), "suffix": (cut, r.stop),
-                  "last": (r.stop - 1, r.stop), "exact": (0, 0)}  # fmt: skip
+                  "last": (r.stop - 1, r.stop), "exact": (r.start, r.stop)}  # fmt: skip
         wanted = [ranges[name] for name in REGIONS] + [(r.start + a, r.start + b + 1) for a, b in self._bins]
         return np.searchsorted(p.position, np.array(wanted))
 
@@ -144,20 +154,21 @@ class Fold:
         if rows["bad"].any():
             bad = (rows["bad"] > 0).astype(np.int64)
             cells["first_nonfinite"] = _pick(lay.position, _where_max(bad, _reduce(np.maximum, bad, lay, exact), lay, exact))
-        first, last = (np.full((len(lay.runs), len(THRESHOLDS)), -1, np.int64) for _ in range(2))
-        for i, (at, count) in enumerate(zip(lay.at, lay.count, strict=True)):
-            over = rel[at : at + count, None] > THRESHOLDS
-            hit = over.any(0)
-            first[i, hit] = lay.position[at + over.argmax(0)[hit]]
-            last[i, hit] = lay.position[at + count - 1 - over[::-1].argmax(0)[hit]]
-        return cells | {"first_at": first, "last_at": last}
+        first_at, last_at = (np.full((len(lay.runs), len(THRESHOLDS)), -1, np.int64) for _ in range(2))
+        for i, (at, end) in enumerate(lay.whole):
+            over = rel[at:end, None] > THRESHOLDS
+            hit = over.any(0) if end > at else np.zeros(len(THRESHOLDS), bool)
+            if hit.any():
+                first_at[i, hit] = lay.position[at + over.argmax(0)[hit]]
+                last_at[i, hit] = lay.position[end - 1 - over[::-1].argmax(0)[hit]]
+        return cells | {"first_at": first_at, "last_at": last_at}
 
     def _choices(self, reference: str, point: str, layer: int, parts: list[Part]) -> Arrays:
         """Per row: changed, jaccard, margin of the reference, change of the margin, flips."""
         rows = _by_rows(_sets, *_sides(parts), *_sides(parts, margins=True))
         largest = float(np.abs(rows["margin"][np.isfinite(rows["margin"])]).max(initial=0.0))
         key = (point, layer)
-        noisy = np.concatenate([np.full(len(p.position), self.runs[p.run].arm in NOISE) for p in parts])
+        noisy = np.concatenate([np.full(len(p.position), self.runs[p.runs[0]].arm in NOISE) for p in parts])
         if reference == "full" and noisy.any():
             self._margin_floor[key] = float(rows["noise"][noisy].max(initial=0.0))
         bound = max(10 * self._margin_floor.get(key, 0.0), _MARGIN_EPS[self.dtype] * largest)
@@ -174,7 +185,11 @@ class Fold:
 
     def _logits(self, parts: list[Part], lay: _Layout) -> Arrays:
         following = torch.as_tensor(self.following[lay.position])
-        return _by_rows(lambda a, r, f: logits_rows(a, r, f.to(a.device), TOP_K), *_sides(parts), following)
+
+        def sums(a: Tensor, r: Tensor, token: Tensor) -> dict[str, Tensor]:
+            return row_sums(a, r) | logits_rows(a, r, token.to(a.device), TOP_K)
+
+        return _by_rows(sums, *_sides(parts), following)
 
     def _logits_cells(self, rows: Arrays, lay: _Layout, exact: np.ndarray) -> Arrays:
         cells: Arrays = {"n": _count(lay, exact)}
@@ -209,7 +224,7 @@ def exact_mask(point: str, enters: np.ndarray, leaves: np.ndarray, layer: int) -
         return np.ones_like(enters[0])
     if point in ("final", "logits"):
         return leaves[-1]
-    return enters[layer] if point in ENTERING or point == "topk" else leaves[layer]
+    return enters[layer] if point in ENTERING else leaves[layer]
 
 
 def _sides(parts: list[Part], margins: bool = False) -> tuple[Tensor, Tensor]:
@@ -243,17 +258,22 @@ def _sets(a: Tensor, r: Tensor, arm_margin: Tensor, ref_margin: Tensor) -> dict[
 
 def _count(lay: _Layout, exact: np.ndarray) -> np.ndarray:
     n = lay.bounds[..., 1] - lay.bounds[..., 0]
-    n[:, REGIONS.index("exact")] = np.add.reduceat(exact.astype(np.int64), lay.at)
+    n[:, REGIONS.index("exact")] = _between(np.add, exact.astype(np.int64), lay.whole, 0)
     return n
+
+
+def _between(how: np.ufunc, x: np.ndarray, bounds: np.ndarray, empty: float) -> np.ndarray:
+    """x [rows] reduced over each [first, last+1) of bounds [..., 2]; ``empty`` where there is no row."""
+    tail = np.concatenate((x, [empty])).astype(x.dtype)
+    out = how.reduceat(tail, bounds.reshape(-1))[::2].reshape(bounds.shape[:-1])
+    return np.where(bounds[..., 0] == bounds[..., 1], np.asarray(empty, x.dtype), out)
 
 
 def _reduce(how: np.ufunc, x: np.ndarray, lay: _Layout, exact: np.ndarray, empty: float = 0.0) -> np.ndarray:
     """x [rows] reduced to [runs, buckets]; ``empty`` is the value of a bucket without rows."""
-    tail = np.concatenate((x, [empty])).astype(x.dtype)
-    first, last = lay.bounds[..., 0].ravel(), lay.bounds[..., 1].ravel()
-    out = how.reduceat(tail, np.stack((first, last), 1).ravel())[::2]
-    out = np.where(first == last, np.asarray(empty, x.dtype), out).reshape(lay.bounds.shape[:2])
-    out[:, REGIONS.index("exact")] = how.reduceat(np.where(exact, x, np.asarray(empty, x.dtype)), lay.at)
+    out = _between(how, x, lay.bounds, empty)
+    only_exact = np.where(exact, x, np.asarray(empty, x.dtype))
+    out[:, REGIONS.index("exact")] = _between(how, only_exact, lay.whole, empty)
     return out
 
 
@@ -262,12 +282,9 @@ def _where_max(x: np.ndarray, top: np.ndarray, lay: _Layout, exact: np.ndarray) 
     out = np.full(top.shape, -1, np.int64)
     only_exact = np.where(exact, x, np.asarray(0, x.dtype))
     for run, bucket in zip(*np.nonzero((top > 0) | np.isnan(top)), strict=True):
-        if bucket == REGIONS.index("exact"):
-            at = lay.at[run]
-            out[run, bucket] = at + only_exact[at : at + lay.count[run]].argmax()
-        else:
-            first, last = lay.bounds[run, bucket]
-            out[run, bucket] = first + x[first:last].argmax()
+        first, last = lay.bounds[run, bucket]
+        of = only_exact if bucket == REGIONS.index("exact") else x
+        out[run, bucket] = first + of[first:last].argmax()
     return out
 
 

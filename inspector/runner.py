@@ -47,7 +47,7 @@ class Lineup:
 
     plan: Plan
     runs: list[RunInfo]
-    run_of: list[int | None]  # request → run
+    runs_of: list[tuple[int, ...]]  # request → runs: one, none for the foreign one, a view per cut for noise runs
     oracle_runs: list[tuple[int, str, Request]]  # run, arm, request that it mirrors
     exact: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
@@ -78,18 +78,17 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
     for a, reasons in refused.items():
         if a not in ran:
             raise reasons[0][1]
-    notes = [
-        f"{a} is left out at cut {', '.join(str(c) for c in dict.fromkeys(c for c, _ in reasons))}: {reasons[0][1]}"
-        for a, reasons in refused.items()
-    ]
+    notes = _left_out(refused)
     c = shape.config
     runs: list[RunInfo] = []
-    run_of: list[int | None] = []
+    runs_of: list[tuple[int, ...]] = []
     for r in requests:
-        run_of.append(None if r.tokens == "foreign" else len(runs))
-        if r.tokens != "foreign":
-            runs.append(_run_info(c, r, len(runs)))
-    line = Lineup(Plan(tuple(requests)), runs, run_of, [])
+        seen = [] if r.tokens == "foreign" else [_run_info(c, r, len(runs))]
+        if r.arm in ("repeat", "rechunk"):
+            seen += [_at_cut(seen[0], len(runs) + 1 + i, shape, cut, job.suffix) for i, cut in enumerate(dict.fromkeys(job.cuts))]
+        runs += seen
+        runs_of.append(tuple(one.index for one in seen))
+    line = Lineup(Plan(tuple(requests)), runs, runs_of, [])
     index: dict[tuple[str, int | None, int | None], int] = {}
 
     def oracle(arm: str, cut: int | None, replay: int | None) -> int:
@@ -105,9 +104,10 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
         oracle("full", None, None)
     for i, r in enumerate(requests):
         arm = oracle_of(r.arm)
-        if run_of[i] is not None and (job.oracles or arm in wanted_oracles):
+        if runs_of[i] and (job.oracles or arm in wanted_oracles):
             at = oracle(arm, r.cut, r.replay) if arm != "full" else oracle("full", None, None)
-            runs[run_of[i]] = replace_info(runs[run_of[i]], oracle=at)
+            for one in runs_of[i]:
+                runs[one] = replace_info(runs[one], oracle=at)
     for arm in sorted(wanted_oracles - {"full"}):
         if not has_cut(arm):
             oracle(arm, None, None)
@@ -115,7 +115,7 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
             for replay in job.replays if arm not in ("exact", "hit") else (None,):
                 oracle(arm, cut, request(shape, arm, cut, replay, job.suffix).replay)
     for run in runs:
-        line.exact[run.index] = exact_rows(c, _healthy(shape, run, job.suffix))
+        line.exact[run.index] = _exact(shape, run, job.suffix)
         enters, leaves = line.exact[run.index]
         runs[run.index] = replace_info(
             runs[run.index],
@@ -123,6 +123,23 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
             exact_out=[intervals(m, run.start) for m in leaves],
         )
     return line, notes
+
+
+def _left_out(refused: dict[str, list[tuple[int, UsageError]]]) -> list[str]:
+    """One line per set of cuts at which arms were left out, with the first reason."""
+    by_cuts: dict[tuple[int, ...], list[str]] = {}
+    for arm, reasons in refused.items():
+        by_cuts.setdefault(tuple(dict.fromkeys(cut for cut, _ in reasons)), []).append(arm)
+    return [
+        f"at cut {', '.join(map(str, cuts))} without {', '.join(arms)} ({refused[arms[0]][0][1]})"
+        for cuts, arms in by_cuts.items()
+    ]
+
+
+def _at_cut(run: RunInfo, index: int, shape: Shape, cut: int, suffix: int | None) -> RunInfo:
+    """A noise run seen from a cut: the same rows, in the regions of an arm that replays one window there."""
+    like = request(shape, "encoder", cut, None, suffix)
+    return replace_info(run, index=index, cut=cut, start=like.start, stop=like.stop)
 
 
 def replace_info(run: RunInfo, **changes: object) -> RunInfo:
@@ -149,17 +166,17 @@ def _run_info(c: ModelConfig, r: Request, index: int) -> RunInfo:
     )
 
 
-def _healthy(shape: Shape, run: RunInfo, suffix: int | None) -> Request:
-    """The right arm that tells which rows of a run must be exact: a broken one is held to what ``encoder`` owes.
+def _exact(shape: Shape, run: RunInfo, suffix: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """exact_rows of the right arm behind a run, for the run's own rows [layers, rows].
 
-    Only rows that the run has count, so a start that was moved cuts the region and never widens it.
+    A broken arm is held to what ``encoder`` owes: a row that it runs besides owes nothing, one that it lacks is absent.
     """
     arm = run.arm.removeprefix("oracle:")
     right = request(shape, "encoder" if arm.startswith("broken:") else arm, run.cut, run.replay, suffix)
-    if right.start == run.start:
-        return right
-    every = tuple(max(run.start, s) for s in right.first_row)
-    return replace(right, start=run.start, first_row=every, first_window=every)
+    skip = run.start - right.start
+    pad = ((0, 0), (max(-skip, 0), 0))
+    enters, leaves = (np.pad(m[:, max(skip, 0) :][:, : run.stop - run.start], pad) for m in exact_rows(shape.config, right))
+    return enters, leaves
 
 
 def run(
@@ -200,8 +217,8 @@ def run(
     progress(total, total, "done")
     check = executor.prefix_check
     runs = list(line.runs)
-    for i, at in enumerate(line.run_of):
-        if at is not None:
+    for i, own in enumerate(line.runs_of):
+        for at in own:
             runs[at] = replace_info(runs[at], cached_checked=check.compared[i], cached_changed=check.changed[i])
     return fold, runs
 
@@ -228,9 +245,9 @@ class _Comparison:
         for point in self._points():
             full = self._rows(point, 0)
             parts = [
-                self._part(point, at, self._rows(point, i), full)
-                for i, at in enumerate(self.line.run_of)
-                if at is not None and i != 0
+                self._part(point, own, self._rows(point, i), full)
+                for i, own in enumerate(self.line.runs_of)
+                if own and i != 0
             ]
             self.fold.add("full", point, self.frame.layer or 0, parts)
 
@@ -238,12 +255,12 @@ class _Comparison:
         by_run = {at: f for (at, _, _), f in zip(self.line.oracle_runs, theirs, strict=True)}
         for point in self._points():
             full = self._rows(point, 0)
-            design = [self._part(point, at, _dense(f, point), full) for at, f in by_run.items() if point in f.tensors]
+            design = [self._part(point, (at,), _dense(f, point), full) for at, f in by_run.items() if point in f.tensors]
             self.fold.add("full", point, self.frame.layer or 0, design)
             judged = [
-                self._part(point, at, self._rows(point, i), _dense(by_run[o], point))
-                for i, at in enumerate(self.line.run_of)
-                if at is not None and (o := self.line.runs[at].oracle) is not None and point in by_run[o].tensors
+                self._part(point, own, self._rows(point, i), _dense(by_run[o], point))
+                for i, own in enumerate(self.line.runs_of)
+                if own and (o := self.line.runs[own[0]].oracle) is not None and point in by_run[o].tensors
             ]
             self.fold.add("oracle", point, self.frame.layer or 0, judged)
 
@@ -255,8 +272,9 @@ class _Comparison:
         margin = self.frame.tensors.get(f"{point}_margin")
         return _Rows(self.frame.tensors[point][span.rows], None if margin is None else margin[span.rows], span.first)
 
-    def _part(self, point: str, run: int, arm: "_Rows", ref: "_Rows") -> Part:
-        """The rows that both sides have and that belong to the run."""
+    def _part(self, point: str, runs: tuple[int, ...], arm: "_Rows", ref: "_Rows") -> Part:
+        """The rows that both sides have and that belong to the run (the first of its views has them all)."""
+        run = runs[0]
         info, layer = self.line.runs[run], self.frame.layer or 0
         ratio = self.config.compress_ratios[layer] if point in ENTRY_POINTS else 1
         first = max(arm.first, ref.first, -(-info.start // ratio))
@@ -275,8 +293,8 @@ class _Comparison:
             rows = np.concatenate((np.ones(info.start, bool), mask))[first * ratio : (first + n) * ratio]
             exact = rows.reshape(n, ratio).all(1)
         if kind_of(point) == "discrete":
-            return Part(run, a.values, r.values, position, exact, a.margin, r.margin)
-        return Part(run, a.values, r.values, position, exact)
+            return Part(runs, a.values, r.values, position, exact, a.margin, r.margin)
+        return Part(runs, a.values, r.values, position, exact)
 
 
 @dataclass

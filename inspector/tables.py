@@ -46,8 +46,7 @@ class OracleStates:
 def write_states(out: TraceWriter, line: Lineup, capture: Capture, oracles: OracleStates) -> None:
     """The captured states under their runs; the foreign request has none."""
     for (request, name), kept in capture.states.items():
-        run = line.run_of[request]
-        if run is not None:
+        for run in line.runs_of[request][:1]:
             out.state(run, name, kept.positions.numpy(), *stored(kept.values))
     for (run, name), (positions, values) in oracles.states.items():
         out.state(run, name, positions.numpy(), *stored(values))

@@ -21,6 +21,7 @@ from replayscope.inspector.classes import (
     dtype_of,
     floor,
     headline,
+    region_floor,
 )
 from replayscope.inspector.metrics import metric
 from replayscope.traces.reader import TraceReader
@@ -28,7 +29,7 @@ from replayscope.traces.schema import POINTS, SINGLE_POINTS, THRESHOLDS, RunInfo
 
 __all__ = [
     "CLASSES", "RULES", "ArmRow", "Bug", "Rules", "Verdict", "all_bugs", "arm_table", "bound", "classify", "floor",
-    "verdict",
+    "region_floor", "verdict",
 ]  # fmt: skip
 
 
@@ -87,9 +88,9 @@ class ArmRow:
     """One arm of a trace, the worst over its cuts.
 
     oracle, exact: largest relative L2 of a row against its oracle, and against full in the exact region. floor: largest
-    noise floor. window: relative L2 of the window against full, per layer. kl_max: nats. top1: rows whose most likely
-    token changed; changed, flips: rows whose top-k or experts changed, and with a margin inside the floor; all cuts
-    together. replayed, cached, fresh: rows of the largest run. bugs: runs with a bug. None where nothing was compared.
+    noise floor, over the same rows as the arm's. window, window_floor: relative L2 of the window against full, and what
+    of it is noise, per layer. kl_max: nats, and top1: rows whose most likely token changed, both from the cut on;
+    changed, flips: rows whose top-k or experts changed, and with a margin inside the floor; all cuts together. replayed, cached, fresh: rows of the largest run. bugs: runs with a bug. None where nothing was compared.
     """
 
     arm: str
@@ -100,6 +101,7 @@ class ArmRow:
     exact: float | None
     floor: float | None
     window: list[float | None]
+    window_floor: list[float | None]
     kl_max: float | None
     top1: int | None
     changed: int | None
@@ -146,7 +148,7 @@ def arm_table(trace: TraceReader, rules: Rules = RULES) -> list[ArmRow]:
         if run.arm != "full":
             groups.setdefault((run.arm, run.semantics, run.replay), []).append(run.index)
     wrong = {bug.run for bug in all_bugs(trace, rules)}
-    floors = [np.fmax.reduce(floor(trace, point, rules=rules), axis=1) for point in _states(trace, "full")]
+    floors = [np.fmax.reduce(region_floor(trace, point, rules=rules)[:, :, 0], axis=1) for point in _states(trace, "full")]
     return [
         ArmRow(
             arm, semantics, replay, runs,
@@ -154,8 +156,9 @@ def arm_table(trace: TraceReader, rules: Rules = RULES) -> list[ArmRow]:
             exact=_worst_row(trace, "full", "exact", runs),
             floor=_most([worst[runs] for worst in floors]),
             window=_window(trace, runs),
-            kl_max=_most(_cells(trace, "full", "logits", "kl_max", runs)),
-            top1=_count(trace, ("logits",), "flips", runs),
+            window_floor=_window_floor(trace, runs, rules),
+            kl_max=_most(_cells(trace, "full", "logits", "kl_max", runs, "suffix")),
+            top1=_count(trace, ("logits",), "flips", runs, "suffix"),
             changed=_count(trace, ("topk", "router"), "changed", runs),
             flips=_count(trace, ("topk", "router"), "flips", runs),
             replayed=max(trace.runs[i].replayed for i in runs),
@@ -239,10 +242,18 @@ def _window(trace: TraceReader, runs: list[int]) -> list[float | None]:
     return [_most([column]) for column in cells[0].T] if cells else []
 
 
-def _count(trace: TraceReader, points: tuple[str, ...], name: str, runs: list[int]) -> int | None:
+def _window_floor(trace: TraceReader, runs: list[int], rules: Rules) -> list[float | None]:
+    if "window_kv" not in _points(trace, "full"):
+        return []
+    table = trace.table("full", "window_kv")
+    floors = region_floor(trace, "window_kv", rules=rules)[runs, :, table.bucket("window")]
+    return [_most([column]) for column in floors.T]
+
+
+def _count(trace: TraceReader, points: tuple[str, ...], name: str, runs: list[int], bucket: str = "all") -> int | None:
     """Rows counted by an array of the tables against full, over all layers."""
     tables = [trace.table("full", point) for point in points if point in _points(trace, "full")]
-    return sum(int(t.arrays[name][runs, :, t.bucket("all")].sum()) for t in tables) if tables else None
+    return sum(int(t.arrays[name][runs, :, t.bucket(bucket)].sum()) for t in tables) if tables else None
 
 
 def _most(values: list[np.ndarray]) -> float | None:

@@ -1,5 +1,7 @@
 """One pass over two states: the per-row sums from which every state metric follows, and the logits' divergence."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,10 +54,12 @@ def logits_rows(a: Tensor, r: Tensor, following: Tensor, k: int = 5) -> dict[str
     logits; overlap: share of the top-k set in common; dlogp: log-probability of ``following``, arm minus reference (NaN: none).
     """
     p, q = r.double().log_softmax(-1), a.double().log_softmax(-1)
-    half = torch.logaddexp(p, q) - torch.log(torch.tensor(2.0, dtype=p.dtype))
+    # Where the two agree so does their mean: the detour over logaddexp would leave a rounding error behind.
+    half = torch.where(p == q, p, torch.logaddexp(p, q) - math.log(2.0))
     k = min(k, p.shape[-1])
     best = r.topk(min(2, r.shape[-1]), -1).values.double()
-    top_r, top_a = r.topk(k, -1).indices, a.topk(k, -1).indices
+    # Tied tokens count for each other: whichever of them a sort puts first says nothing.
+    top_r, top_a = (x >= x.topk(k, -1).values[:, -1:] for x in (r, a))
     token = following.clamp(min=0)[:, None]
     dlogp = (q.gather(1, token) - p.gather(1, token))[:, 0]
     return {
@@ -64,7 +68,7 @@ def logits_rows(a: Tensor, r: Tensor, following: Tensor, k: int = 5) -> dict[str
         "js": (_kl(p, half) + _kl(q, half)) / 2,
         "flip": (a.argmax(-1) != r.argmax(-1)).long(),
         "margin": best[:, 0] - best[:, -1],
-        "overlap": (top_r[:, :, None] == top_a[:, None]).any(-1).double().mean(-1),
+        "overlap": (top_r & top_a).sum(-1).clamp(max=k).double() / k,
         "dlogp": dlogp.masked_fill(following < 0, float("nan")),
     }
 

@@ -30,7 +30,7 @@ def parts(layer: int, seed: int = 0) -> list[Part]:
         noise = torch.randn(40 - r.start, 5, dtype=torch.float64) * 10.0 ** torch.randint(-9, 1, (40 - r.start, 1))
         noise[::7] = 0
         position = np.arange(r.start, 40)
-        out.append(Part(r.index, full[r.start :] + noise, full[r.start :], position, position >= r.start + 9))
+        out.append(Part((r.index,), full[r.start :] + noise, full[r.start :], position, position >= r.start + 9))
     out[0].arm[3] = float("nan")
     return out
 
@@ -43,7 +43,7 @@ def test_tables_equal_the_slow_fold():
         made.add("full", "hidden", layer, parts(layer))
         packed[0][layer] = empty
         for p in parts(layer):
-            packed[p.run][layer] = {"position": p.position, **state_sums(p.arm.numpy(), p.ref.numpy())}
+            packed[p.runs[0]][layer] = {"position": p.position, **state_sums(p.arm.numpy(), p.ref.numpy())}
     got, want = made.tables["full", "hidden"], slow_fold(packed, runs(), "hidden", made.buckets)
     assert set(want.arrays) == set(got.arrays)
     for name, value in want.arrays.items():
@@ -62,7 +62,7 @@ def test_one_planted_row_lights_up_its_cells_and_no_other():
         clean = parts(layer)
         for p in clean:
             p.arm = p.ref.clone()
-            if p.run == 3 and layer == 1:
+            if p.runs == (3,) and layer == 1:
                 p.arm[20 - 11, 2] += 0.5
         made.add("full", "hidden", layer, clean)
     a, buckets = made.tables["full", "hidden"].arrays, made.buckets
@@ -82,8 +82,8 @@ def test_a_changed_choice_is_a_flip_only_inside_the_margin_floor(bound):
     other = ids.clone()
     other[5, 2] += 1000
     margin = torch.full((40,), 1e-3 if bound == "inside" else 1.0, dtype=torch.float64)
-    noisy = Part(1, ids, ids, position, exact, margin + 1e-3, margin)
-    arm = Part(4, other, ids, position, exact, margin, margin)
+    noisy = Part((1,), ids, ids, position, exact, margin + 1e-3, margin)
+    arm = Part((4,), other, ids, position, exact, margin, margin)
     made.add("full", "topk", 1, [noisy, arm])
     a = made.tables["full", "topk"].arrays
     assert a["changed"][4, 1, 0] == 1 and a["flips"][4, 1, 0] == (1 if bound == "inside" else 0)

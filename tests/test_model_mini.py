@@ -1,0 +1,80 @@
+"""The stored `mini`: what its header claims is there, and is what the reference pass measures."""
+
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+
+from replayscope.inspector.samples import load
+from replayscope.model import mini, reference, tokenizer, weights
+from replayscope.model.config import ModelConfig
+
+PATH = Path(str(files("replayscope.model").joinpath("mini.safetensors")))
+# The figures come from a pass with another order of sums, so a flipped top-k entry may move them a little.
+TOLERANCE = 0.01  # bits per byte
+
+
+@pytest.fixture(scope="module")
+def about():
+    with safe_open(PATH, "pt") as f:
+        return f.metadata()
+
+
+@pytest.fixture(scope="module")
+def config():
+    return ModelConfig.load(PATH.with_suffix(".json"))
+
+
+@pytest.fixture(scope="module")
+def tensors(config):
+    return weights.read_tensors(PATH, config, torch.float32)
+
+
+@torch.no_grad()
+def bits_per_byte(config, tensors, name, tokens):
+    ids = torch.tensor([tokenizer.encode(load(name))[:tokens]])
+    *_, last = reference.dense_pass(weights.build(config, tensors), ids[:, :-1])
+    return float(F.cross_entropy(last.tensors["logits"][0, 4:], ids[0, 5:])) / math.log(2)
+
+
+def test_file_is_small_and_has_every_role(config):
+    assert PATH.stat().st_size < 8_000_000
+    assert config == mini.CONFIG
+    assert {config.role(i) for i in config.layers} == {"window", "full", "reuse", "reindex"}
+    assert config.max_position_embeddings >= 4096
+
+
+def test_header_says_how_it_was_made(about):
+    for key in ("seed", "tokens", "steps", "seconds", "paced_by", "threads", "recipe", "recipe_hash", "torch"):
+        assert about[key], key
+    assert float(about["seconds"]) <= 30.5 * 60
+    assert set(json.loads(about["passkey"])) == {"sparse", "dense"}
+
+
+def test_loss_on_held_out_prose_beats_the_5_gram_and_is_what_the_header_says(about, config, tensors):
+    figures = json.loads(about["bits_per_byte"])["prose"]
+    measured = bits_per_byte(config, tensors, "prose", 2000)
+    assert measured < figures["5-gram"]
+    assert measured == pytest.approx(figures["mini"], abs=TOLERANCE)
+
+
+def test_shuffled_layers_are_seen(config, tensors):
+    # Planted: two reuse layers of the same shape change places.
+    swapped = {"layers.3": "layers.5", "layers.5": "layers.3"}
+    shuffled = dict(tensors)
+    for name, value in tensors.items():
+        layer = ".".join(name.split(".")[:2])
+        if layer in swapped:
+            shuffled[name.replace(layer, swapped[layer], 1)] = value
+    good, bad = (bits_per_byte(config, t, "prose", 600) for t in (tensors, shuffled))
+    assert bad > good + 0.1
+
+
+def test_global_attention_is_used(about):
+    gain = json.loads(about["global_gain"])
+    assert all(g["with"] < g["without"] for g in gain.values())
