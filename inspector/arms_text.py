@@ -16,15 +16,24 @@ def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
     widths = [max(len(r[i]) for r in cells) for i in range(len(_HEAD))]
     left = {0, 5}
     lines = [
-        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))).rstrip()
+        "  ".join(
+            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))
+        ).rstrip()
         for r in cells
     ]
     lines.insert(1, "  ".join("─" * w for w in widths))
     lines.append("")
-    lines.append("window KV by layer, from layer 0: relative L2 in [H-W, H), the worst cut; 0 identical, ~ inside the noise floor")
+    lines.append(
+        "window KV by layer, from layer 0: relative L2 in [H-W, H), the worst cut; 0 identical, ~ inside the floor"
+    )
     data = {
         "arms": [row.__dict__ for row in rows],
-        "verdict": {"ok": judged.ok, "notes": judged.notes, "missed": judged.missed, "bugs": [b.__dict__ for b in judged.bugs]},
+        "verdict": {
+            "ok": judged.ok,
+            "notes": judged.notes,
+            "missed": judged.missed,
+            "bugs": [b.__dict__ for b in judged.bugs],
+        },
     }
     return "\n".join([*lines, *verdict_lines(trace, judged)]), data, judged.ok
 
@@ -46,9 +55,12 @@ def verdict_lines(trace: TraceReader, judged: Verdict) -> list[str]:
 
 def _cells(row: ArmRow) -> tuple[str, ...]:
     layers = " ".join(map(_layer, row.window, row.window_floor)) if any(v is not None for v in row.window) else "–"
-    return (row.arm if row.replay is None else f"{row.arm} R={row.replay}", str(len(row.runs)), _number(row.oracle), _number(row.exact),
-            _number(row.floor), layers, _number(row.kl_max), _count(row.top1), _count(row.flips), str(row.replayed),
-            str(row.cached), str(row.fresh), str(row.bugs))  # fmt: skip
+    name = row.arm if row.replay is None else f"{row.arm} R={row.replay}"
+    return (
+        *(name, str(len(row.runs)), _number(row.oracle), _number(row.exact), _number(row.floor), layers),
+        *(_number(row.kl_max), _count(row.top1), _count(row.flips)),
+        *map(str, (row.replayed, row.cached, row.fresh, row.bugs)),
+    )
 
 
 def _layer(value: float | None, floor: float | None) -> str:
@@ -59,7 +71,9 @@ def _layer(value: float | None, floor: float | None) -> str:
         return "  0"
     if floor is not None and value <= floor:
         return "  ~"
-    return f"{value:.2f}".removeprefix("0") if 0.01 <= value < 0.995 else f"{value:3.0f}" if value >= 0.995 else f"{value:.0e}"[1:].replace("e-0", "e-")
+    if value >= 0.995:
+        return f"{value:3.0f}"
+    return f"{value:.2f}"[1:] if value >= 0.01 else f"{value:.0e}"[1:].replace("e-0", "e-")
 
 
 def _number(value: float | None) -> str:

@@ -33,7 +33,7 @@ def points_of(config: ModelConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Captured:
-    """Rows of one hook point in one request. positions [rows]: absolute, or entry numbers; values [rows, …] on the CPU."""
+    """Rows of one hook point in one request. positions [rows]: absolute, or entry numbers; values [rows, …], CPU."""
 
     positions: Tensor
     values: Tensor
@@ -56,7 +56,9 @@ class Capture:
         self._executor.taps.append(self._tap)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._executor.taps.remove(self._tap)
         silent = self.names - {name for _, name in self.states}
         if error is None and silent:

@@ -76,7 +76,7 @@ def region_floor(trace: TraceReader, point: str, name: str = "rel_l2", rules: Ru
     """Noise floor in the same region and metric: [run, layer, bucket]; what a cell must exceed to be more than noise.
 
     The largest value among repeat, rechunk and hit, each looked at from the run's own cut; where none of them has a row
-    in the region, over all their rows. In a trace whose noise runs were not looked at from each cut, ``floor`` stands in.
+    in the region, over all their rows. Where noise runs were not looked at from each cut, ``floor`` stands in.
     """
     table, measured = _against_full(trace, point)
     coarse = floor(trace, point, name, rules)[:, :, None]

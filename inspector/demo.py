@@ -1,11 +1,13 @@
-"""The main job in one command: what bounded replay changes on the embedded model and texts, and whether to believe it."""
+"""The main job in one command: what bounded replay changes on the embedded model and texts, and why to believe it."""
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from replayscope.inspector.arms_text import arms_text
-from replayscope.inspector.options import Common, DemoOptions, Result, RunOptions
+from replayscope.inspector.options import DemoOptions, Result, RunOptions
 from replayscope.inspector.prompts import Prompt
 from replayscope.inspector.samples import SAMPLES
 from replayscope.inspector.usecases import write_trace
@@ -30,27 +32,26 @@ def demo(options: DemoOptions) -> Result:
     began = time.perf_counter()
     out = Path(options.out)
     out.mkdir(exist_ok=True)
-    common = {k: getattr(options, k) for k in Common.__dataclass_fields__} | {"force": True}
-    parts, data, good = [], {}, True
-    for name in SAMPLES:
-        asked = RunOptions(
-            **common, prompt=Prompt("sample", name), arms=ARMS, cuts=CUTS, suffix=SUFFIX, tokens=TOKENS, rows=True,
-            out=out / f"{name}.h5",
-        )  # fmt: skip
-        title = f"{name}: {SAMPLES[name].description}, first {TOKENS} tokens, {asked.dtype}, {SUFFIX} tokens after each cut"
+    parts: list[str] = []
+    data: dict[str, Any] = {}
+    good = True
+    common = RunOptions(device=options.device, dtype=options.dtype, seed=options.seed, max_bytes=options.max_bytes,
+                        verbosity=options.verbosity, force=True, rows=True)  # fmt: skip
+    for name, sample in SAMPLES.items():
+        asked = replace(common, prompt=Prompt("sample", name), arms=ARMS, cuts=CUTS, suffix=SUFFIX, tokens=TOKENS,
+                        out=out / f"{name}.h5")  # fmt: skip
+        title = f"{name}: {sample.description}, first {TOKENS} tokens, {asked.dtype}, {SUFFIX} tokens after each cut"
         good &= _one(asked, title, parts, data)
-    audit = RunOptions(
-        **common | {"dtype": "fp64"}, prompt=Prompt("sample", "prose"), arms=AUDIT_ARMS, cuts=AUDIT_CUTS, tokens=AUDIT_TOKENS,
-        audit=True, rows=True, out=out / "audit.h5",
-    )  # fmt: skip
-    title = f"audit: prose, first {AUDIT_TOKENS} tokens, fp64, top-k and experts frozen from full; faults planted on purpose"
+    audit = replace(common, prompt=Prompt("sample", "prose"), arms=AUDIT_ARMS, cuts=AUDIT_CUTS, tokens=AUDIT_TOKENS,
+                    dtype="fp64", audit=True, out=out / "audit.h5")  # fmt: skip
+    title = f"audit: prose, first {AUDIT_TOKENS} tokens, fp64, top-k and experts frozen from full; faults are planted"
     good &= _one(audit, title, parts, data)
     parts.append(f"{time.perf_counter() - began:.0f} s")
     traces = [str(out / f"{name}.h5") for name in (*SAMPLES, "audit")]
     return Result("\n\n".join(parts), {"parts": data, "traces": traces}, 0 if good else 1)
 
 
-def _one(asked: RunOptions, title: str, parts: list[str], data: dict) -> bool:
+def _one(asked: RunOptions, title: str, parts: list[str], data: dict[str, Any]) -> bool:
     """Run one trace; add its table to the text and to the JSON; return whether its verdict is good."""
     log.info("%s", title)
     path = write_trace(asked)

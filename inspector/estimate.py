@@ -42,11 +42,15 @@ class Estimate:
         """Raise UsageError, before anything is written, over --max-bytes or over what the disk has free."""
         if max_bytes is not None and self.bytes > max_bytes:
             raise UsageError(
-                f"the trace would take about {self.bytes:,} bytes, --max-bytes allows {max_bytes:,}; name fewer --hooks or cuts"
+                f"the trace would take about {self.bytes:,} bytes, --max-bytes allows {max_bytes:,}; "
+                "name fewer --hooks or cuts"
             )
         free = shutil.disk_usage(path.resolve().parent).free
         if self.bytes + _FREE > free:
-            raise UsageError(f"the trace would take about {self.bytes:,} bytes, the disk has {free:,} free; name fewer --hooks or cuts")
+            raise UsageError(
+                f"the trace would take about {self.bytes:,} bytes, the disk has {free:,} free; "
+                "name fewer --hooks or cuts, or give another -o"
+            )
 
 
 def estimate(model: Model, ids: Tensor, line: Lineup, hooks: Iterable[str], keep_rows: frozenset[str]) -> Estimate:
@@ -90,4 +94,6 @@ def _width(name: str, model: Model) -> int:
         "mix": c.hc_mult,
         "logits": c.vocab_size,
     }.get(point, c.hidden_size)
-    return numbers * (8 if point in ("logits", "mix") and item == 8 else 4 if point in ("topk", "router", "logits", "mix") else item)
+    return numbers * (
+        8 if point in ("logits", "mix") and item == 8 else 4 if point in ("topk", "router", "logits", "mix") else item
+    )

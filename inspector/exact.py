@@ -46,7 +46,7 @@ def _clean_entries(r: Request, ratio: int, enters: np.ndarray) -> np.ndarray:
     """bool [entries]: kept ones are clean, own ones are if every row they pool entered exact."""
     entries = r.stop // ratio
     rows = np.concatenate((np.ones(r.start, bool), enters))[: entries * ratio].reshape(entries, ratio)
-    ok = rows.all(1)
+    ok = np.logical_and.reduce(rows, axis=1)
     ok[: r.kept_entries(ratio)] = True
     return ok
 

@@ -1,4 +1,4 @@
-"""One executor for every plan, layer-major: project and write, then attend and feed forward, then hand the layer out."""
+"""One executor for every plan, layer-major: project and write, attend and feed forward, hand the layer out."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,7 +11,7 @@ from replayscope.inspector.layout import Layout, PrefixCheck
 from replayscope.inspector.packing import pack
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.pool import Pool
-from replayscope.inspector.step import Step
+from replayscope.inspector.step import Progress, Settings, Step
 from replayscope.model import ops
 from replayscope.model.weights import Model
 
@@ -37,7 +37,7 @@ class Executor:
         keep_state: bool = False,
     ) -> None:
         self.model, self.pool = model, pool or Pool()
-        self.block, self.reproducible, self.frozen, self.keep_state = block, reproducible, frozen, keep_state
+        self.settings = Settings(block, reproducible, frozen, keep_state)
         self.taps: list[Tap] = []
 
     @property
@@ -77,7 +77,7 @@ class Executor:
         rows = sum(s.count for s in spans)
         if rows == 0:
             raise ValueError("nothing to run: every request already stands at its stop")
-        step = Step(self, spans, rows, want)
+        step = Step(self.layout, self.settings, Progress(self.ids, self.done, self.ropes), spans, rows, want)
         embed = m.embed[step.ids]
         step.streams = embed.unsqueeze(-2).repeat(1, c.hc_mult, 1)
         step.mix = F.one_hot(torch.zeros_like(step.ids), c.hc_mult).to(ops.acc_dtype(m.dtype))

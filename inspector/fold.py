@@ -10,7 +10,15 @@ from replayscope.inspector.metrics import ENTERING
 from replayscope.inspector.semantics import NOISE
 from replayscope.kernels.divergence import TOL_ABS, TOL_REL, logits_rows, row_sums
 from replayscope.traces.schema import (
-    REGIONS, SINGLE_POINTS, THRESHOLDS, RunInfo, Table, bucket_names, distance_bins, kind_of, relative_l2,
+    REGIONS,
+    SINGLE_POINTS,
+    THRESHOLDS,
+    RunInfo,
+    Table,
+    bucket_names,
+    distance_bins,
+    kind_of,
+    relative_l2,
 )
 
 Arrays = dict[str, np.ndarray]
@@ -105,7 +113,7 @@ class Fold:
                 where.setdefault(int(run), {})[layer] = (lay.position[piece], {k: v[piece] for k, v in kept.items()})
 
     def packed_rows(self, reference: str, point: str) -> tuple[np.ndarray, np.ndarray, Arrays]:
-        """offsets [run+1], position [row] and arrays [layer, row] of a point whose rows were kept; n = 0 where absent."""
+        """offsets [run+1], position [row], arrays [layer, row] of a point whose rows were kept; n = 0 where absent."""
         by_run = self.rows[reference, point]
         positions = [
             max((p for p, _ in by_run[r.index].values()), key=len) if r.index in by_run else np.zeros(0, np.int64)
@@ -153,7 +161,9 @@ class Fold:
         cells["first_nonfinite"] = np.full_like(cells["n"], -1)
         if rows["bad"].any():
             bad = (rows["bad"] > 0).astype(np.int64)
-            cells["first_nonfinite"] = _pick(lay.position, _where_max(bad, _reduce(np.maximum, bad, lay, exact), lay, exact))
+            cells["first_nonfinite"] = _pick(
+                lay.position, _where_max(bad, _reduce(np.maximum, bad, lay, exact), lay, exact)
+            )
         first_at, last_at = (np.full((len(lay.runs), len(THRESHOLDS)), -1, np.int64) for _ in range(2))
         for i, (at, end) in enumerate(lay.whole):
             over = rel[at:end, None] > THRESHOLDS
@@ -213,7 +223,13 @@ class Fold:
         table = self.tables.setdefault((reference, point), Table(kind, self.buckets, {}, attrs))
         for name, values in cells.items():
             if name not in table.arrays:
-                empty = np.nan if name.startswith("min_") else -1 if name.endswith(("_row", "_col", "_at")) or name == "first_nonfinite" else 0
+                empty = (
+                    np.nan
+                    if name.startswith("min_")
+                    else -1
+                    if name.endswith(("_row", "_col", "_at")) or name == "first_nonfinite"
+                    else 0
+                )
                 table.arrays[name] = np.full((len(self.runs), depth, values.shape[1]), empty, values.dtype)
             table.arrays[name][lay.runs, layer] = values
 
@@ -237,7 +253,7 @@ def _sides(parts: list[Part], margins: bool = False) -> tuple[Tensor, Tensor]:
     return torch.cat(arms), torch.cat(refs)
 
 
-def _by_rows(f, *tensors: Tensor) -> Arrays:  # noqa: ANN001 - any function of row tensors to a dict of row tensors
+def _by_rows(f, *tensors: Tensor) -> Arrays:
     pieces = [f(*(t[i : i + _ROWS] for t in tensors)) for i in range(0, len(tensors[0]), _ROWS)]
     return {k: torch.cat([p[k] for p in pieces]).cpu().numpy() for k in pieces[0]}
 
@@ -253,7 +269,12 @@ def _sets(a: Tensor, r: Tensor, arm_margin: Tensor, ref_margin: Tensor) -> dict[
         jaccard[rows] = torch.where(total == 0, 1.0, shared.double() / total.clamp(min=1))
     gap = (arm_margin - ref_margin).abs().double()
     both = torch.isfinite(arm_margin) & torch.isfinite(ref_margin)
-    return {"changed": changed.long(), "jaccard": jaccard, "margin": ref_margin.double(), "noise": torch.where(both, gap, 0.0)}
+    return {
+        "changed": changed.long(),
+        "jaccard": jaccard,
+        "margin": ref_margin.double(),
+        "noise": torch.where(both, gap, 0.0),
+    }
 
 
 def _count(lay: _Layout, exact: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from replayscope.model.weights import Model
 
 @dataclass(frozen=True)
 class Generated:
-    """ids [requests, steps]: the tokens produced; logits [requests, steps, V]: what each was chosen from (acc dtype)."""
+    """ids [requests, steps]: the tokens produced; logits [requests, steps, V]: what each was chosen from."""
 
     ids: Tensor
     logits: Tensor
@@ -40,7 +40,7 @@ def generate(
     so that arms with equal logits produce equal tokens. Raises ValueError if a request leaves no room.
     """
     ex = executor or Executor(model, keep_state=True)
-    if not ex.keep_state or ex.frozen:
+    if not ex.settings.keep_state or ex.settings.frozen:
         raise ValueError("generation needs an executor that keeps its state and chooses for itself")
     for r in plan.requests:
         if r.stop - r.prompt_end < steps:

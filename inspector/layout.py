@@ -46,7 +46,9 @@ class Layout:
     def window(self, layer: int | None) -> Tensor:
         """Window slots [slots, D] of a layer that keeps its own, or (None) the one buffer that all layers share."""
         name = "window" if layer is None else f"window.{layer}"
-        return self.pool.take(name, (self.window_slots, self.model.config.head_dim), self.model.dtype, self.model.device)
+        return self.pool.take(
+            name, (self.window_slots, self.model.config.head_dim), self.model.dtype, self.model.device
+        )
 
     def entries(self, source: int) -> tuple[Tensor, Tensor]:
         """Global KV [slots, D] and index keys [slots, di] of a kv source."""

@@ -1,5 +1,6 @@
 """Rows of many requests laid one after another, and the blocks in which they run."""
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ TILE = 32
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive rows (or entries) of one request: packed [at, at+count), positions (or entry numbers) from ``first``."""
+    """Consecutive rows (or entries) of one request: packed [at, at+count), positions (entry numbers) from ``first``."""
 
     request: int
     at: int
@@ -60,7 +61,9 @@ def pack(counts: list[tuple[int, int]]) -> list[Span]:
     return spans
 
 
-def blocks(spans: list[Span], chunks: list[int | None], budget: int, reproducible: bool, device: torch.device) -> list[Block]:
+def blocks(
+    spans: list[Span], chunks: list[int | None], budget: int, reproducible: bool, device: torch.device
+) -> list[Block]:
     """Cut spans into blocks of at most ``budget`` rows (or a request's own chunk), or into fixed tiles."""
     if reproducible:
         return [b for s in spans for b in _tiles(s, device)]
@@ -100,7 +103,7 @@ def _block(spans: list[Span], device: torch.device) -> Block:
     for s in spans:
         segments.append((s.request, place, place + s.count))
         place += s.count
-    adjacent = all(a.at + a.count == b.at for a, b in zip(spans, spans[1:], strict=False))
+    adjacent = all(a.at + a.count == b.at for a, b in itertools.pairwise(spans))
     if adjacent:
         rows: slice | Tensor = slice(spans[0].at, spans[-1].at + spans[-1].count)
     else:

@@ -76,7 +76,9 @@ class Request:
             reach = max(self.floor[l], self.first_row[l] - self.window + 1, 0)
             owned = self.window_owner is not None and self.first_window[l] == self.start
             if reach < self.first_window[l] and not owned:
-                raise ValueError(f"{self.name}: layer {l} may see window key {reach}, written from {self.first_window[l]} on")
+                raise ValueError(
+                    f"{self.name}: layer {l} may see window key {reach}, written from {self.first_window[l]} on"
+                )
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.exact import exact_rows, intervals
 from replayscope.inspector.executor import Executor
-from replayscope.inspector.frame import ENTRY_POINTS, Frame
 from replayscope.inspector.fold import Fold, Part, exact_mask
+from replayscope.inspector.frame import ENTRY_POINTS, Frame
 from replayscope.inspector.oracle import Oracles
 from replayscope.inspector.plan import Plan, Request
 from replayscope.inspector.semantics import Shape, has_cut, oracle_of, request
@@ -43,7 +43,7 @@ class Job:
 
 @dataclass
 class Lineup:
-    """Requests for the executor, and the runs of the trace: first the requests (without the foreign one), then oracles."""
+    """Requests for the executor, and the runs of the trace: first those of the requests, then the oracles."""
 
     plan: Plan
     runs: list[RunInfo]
@@ -85,7 +85,10 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
     for r in requests:
         seen = [] if r.tokens == "foreign" else [_run_info(c, r, len(runs))]
         if r.arm in ("repeat", "rechunk"):
-            seen += [_at_cut(seen[0], len(runs) + 1 + i, shape, cut, job.suffix) for i, cut in enumerate(dict.fromkeys(job.cuts))]
+            seen += [
+                _at_cut(seen[0], len(runs) + 1 + i, shape, cut, job.suffix)
+                for i, cut in enumerate(dict.fromkeys(job.cuts))
+            ]
         runs += seen
         runs_of.append(tuple(one.index for one in seen))
     line = Lineup(Plan(tuple(requests)), runs, runs_of, [])
@@ -175,7 +178,9 @@ def _exact(shape: Shape, run: RunInfo, suffix: int | None) -> tuple[np.ndarray, 
     right = request(shape, "encoder" if arm.startswith("broken:") else arm, run.cut, run.replay, suffix)
     skip = run.start - right.start
     pad = ((0, 0), (max(-skip, 0), 0))
-    enters, leaves = (np.pad(m[:, max(skip, 0) :][:, : run.stop - run.start], pad) for m in exact_rows(shape.config, right))
+    enters, leaves = (
+        np.pad(m[:, max(skip, 0) :][:, : run.stop - run.start], pad) for m in exact_rows(shape.config, right)
+    )
     return enters, leaves
 
 
@@ -233,7 +238,7 @@ def _share_choices(frame: Frame, oracles: Oracles) -> None:
 
 @dataclass
 class _Comparison:
-    """The pairs of rows that one frame offers: every run against full, every run against its oracle, oracles against full."""
+    """The pairs of rows that one frame offers: runs against full, runs against their oracles, oracles against full."""
 
     job: Job
     line: Lineup
@@ -255,7 +260,9 @@ class _Comparison:
         by_run = {at: f for (at, _, _), f in zip(self.line.oracle_runs, theirs, strict=True)}
         for point in self._points():
             full = self._rows(point, 0)
-            design = [self._part(point, (at,), _dense(f, point), full) for at, f in by_run.items() if point in f.tensors]
+            design = [
+                self._part(point, (at,), _dense(f, point), full) for at, f in by_run.items() if point in f.tensors
+            ]
             self.fold.add("full", point, self.frame.layer or 0, design)
             judged = [
                 self._part(point, own, self._rows(point, i), _dense(by_run[o], point))
@@ -291,7 +298,7 @@ class _Comparison:
         else:
             # An entry is exact if every row that it pools is; rows below the start are the cached prefix's.
             rows = np.concatenate((np.ones(info.start, bool), mask))[first * ratio : (first + n) * ratio]
-            exact = rows.reshape(n, ratio).all(1)
+            exact = np.logical_and.reduce(rows.reshape(n, ratio), axis=1)
         if kind_of(point) == "discrete":
             return Part(runs, a.values, r.values, position, exact, a.margin, r.margin)
         return Part(runs, a.values, r.values, position, exact)
@@ -320,6 +327,6 @@ def _dense(frame: reference.Frame, point: str) -> _Rows:
 
 
 def foreign_tokens(ids: Tensor, seed: int) -> Tensor:
-    """Another prompt of the same length: the same tokens in another order, so that its window is plausible and wrong."""
+    """Another prompt of the same length: the same tokens in another order, so its window is plausible and wrong."""
     generator = torch.Generator().manual_seed(seed + 1)
     return ids[torch.randperm(len(ids), generator=generator).to(ids.device)]

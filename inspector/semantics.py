@@ -1,7 +1,8 @@
 """From (config, N, H, R) to requests: what each arm runs. Pure functions on integers.
 
-``paper`` is the rule of the technical report (arXiv 2609.19969, section 3.2.2): an encoder replay feeds [max(0, H-W), H)
-and the suffix in one causal pass, no window key below its start is seen, and no cached global entry is written.
+``paper`` is the rule of the technical report (arXiv 2609.19969, section 3.2.2): an encoder replay feeds rows from
+max(0, H-W) to H and the suffix in one causal pass, no window key below its start is seen, and no cached global entry
+is written.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +29,9 @@ BROKEN = {
     "overwrite": "replayed rows write their global entries over the cached ones",
     "floor@L": "from layer L on the floor is ignored and the slots below s hold full's window",
 }
-SEMANTICS = {"paper": "technical report: every cut H is admitted, s = max(0, H-R), decoder tail cut at the source layer"}
+SEMANTICS = {
+    "paper": "technical report: every cut H is admitted, s = max(0, H-R), decoder tail cut at the source layer"
+}
 NOISE = ("repeat", "rechunk", "hit")
 
 
@@ -80,14 +83,16 @@ def oracle_of(arm: str) -> str:
     return "full" if arm in ("full", *NOISE) else arm
 
 
-def request(shape: Shape, arm: str, cut: int | None = None, replay: int | None = None, suffix: int | None = None) -> Request:
+def request(
+    shape: Shape, arm: str, cut: int | None = None, replay: int | None = None, suffix: int | None = None
+) -> Request:
     """The request of one arm. Raises UsageError for a cut or arm that cannot run.
 
     cut: H, for arms that have one. replay: R, default W. suffix: rows run from H on, default all.
     """
     c, N, W = shape.config, shape.tokens, shape.config.sliding_window
     kind = arm.removeprefix("broken:") if arm.startswith("broken:") else None
-    if kind is None and arm not in ARMS or kind is not None and f"broken:{kind}" not in valid_arms(c):
+    if (kind is None and arm not in ARMS) or (kind is not None and f"broken:{kind}" not in valid_arms(c)):
         raise UsageError(f"unknown arm {arm!r}; valid: {', '.join(valid_arms(c))}")
     if not has_cut(arm):
         whole = _rows(c, arm, 0, N, shape.prompt_end, 0)
@@ -111,7 +116,16 @@ def request(shape: Shape, arm: str, cut: int | None = None, replay: int | None =
     return _decoder_tail(c, enc) if arm == "both" else enc
 
 
-def _rows(c: ModelConfig, arm: str, start: int, stop: int, end: int, floor: int, cut: int | None = None, replay: int | None = None) -> Request:
+def _rows(
+    c: ModelConfig,
+    arm: str,
+    start: int,
+    stop: int,
+    end: int,
+    floor: int,
+    cut: int | None = None,
+    replay: int | None = None,
+) -> Request:
     """Rows [start, stop) through every layer, with one floor; entries from the cut on are written."""
     every = (start,) * c.num_hidden_layers
     entries = tuple((cut or 0) // r if r else 0 for r in c.compress_ratios)

@@ -1,23 +1,41 @@
 """One advance of the executor: the packed rows of all requests on their way through the layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from replayscope.inspector.frame import Frame
+from replayscope.inspector.layout import Layout
 from replayscope.inspector.packing import Block, Span, blocks, pack
 from replayscope.kernels.attention import window_global_attention, window_keys
 from replayscope.kernels.index import candidate_blocks, index_scores, keep_candidates, topk_entries
 from replayscope.model import ops
 from replayscope.model.weights import Layer
 
-if TYPE_CHECKING:
-    from replayscope.inspector.executor import Executor
+
+@dataclass(frozen=True)
+class Settings:
+    """block: rows computed together. reproducible: fixed tiles. frozen: choices taken from the first request.
+
+    keep_state: every layer's window KV stays in the pool.
+    """
+
+    block: int = 512
+    reproducible: bool = False
+    frozen: bool = False
+    keep_state: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the requests stand: their token ids, the first row not yet run, and cos/sin tables by compressed or not."""
+
+    ids: list[Tensor]
+    done: list[int]
+    ropes: dict[bool, tuple[Tensor, Tensor]]
 
 
 class Step:
@@ -26,13 +44,22 @@ class Step:
     streams: Tensor
     mix: Tensor
 
-    def __init__(self, ex: Executor, spans: list[Span], rows: int, want: frozenset[str]) -> None:
-        self.ex, self.layout, self.spans, self.rows, self.want = ex, ex.layout, spans, rows, want
-        self.model, self.config, self.pool = ex.model, ex.model.config, ex.pool
-        self.device = ex.model.device
+    def __init__(
+        self, layout: Layout, settings: Settings, now: Progress, spans: list[Span], rows: int, want: frozenset[str]
+    ) -> None:
+        self.layout, self.settings, self.now, self.spans, self.rows, self.want = (
+            layout,
+            settings,
+            now,
+            spans,
+            rows,
+            want,
+        )
+        self.model, self.config, self.pool, self.plan = layout.model, layout.model.config, layout.pool, layout.plan
+        self.device = self.model.device
         self.position = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(self.device)
         self.request = torch.cat([torch.full((s.count,), s.request) for s in spans]).to(self.device)
-        self.ids = torch.cat([ex.ids[s.request][s.first : s.first + s.count] for s in spans]).to(self.device)
+        self.ids = torch.cat([now.ids[s.request][s.first : s.first + s.count] for s in spans]).to(self.device)
         self._blocks: dict[tuple[int, ...], tuple[list[Span], list[Block]]] = {}
         c = self.config
         self.topk = self.buffer("topk", c.index_topk, dtype=torch.long)
@@ -45,8 +72,10 @@ class Step:
         key = tuple(max(f, s.first) for f, s in zip(first, self.spans, strict=True))
         if key not in self._blocks:
             spans = [s.since(f) for s, f in zip(self.spans, first, strict=True)]
-            chunks = [r.chunk for r in self.ex.plan.requests]
-            cut = blocks([s for s in spans if s.count], chunks, self.ex.block, self.ex.reproducible, self.device)
+            chunks = [r.chunk for r in self.plan.requests]
+            cut = blocks(
+                [s for s in spans if s.count], chunks, self.settings.block, self.settings.reproducible, self.device
+            )
             self._blocks[key] = spans, cut
         return self._blocks[key]
 
@@ -54,7 +83,7 @@ class Step:
         return self.pool.take(name, (self.rows, *shape), dtype or self.model.dtype, self.device)
 
     def layer(self, l: int, w: Layer) -> Frame:
-        requests, c = self.ex.plan.requests, self.config
+        requests, c = self.plan.requests, self.config
         proj_spans, proj = self.since([r.projected(l) for r in requests])
         run_spans, run = self.since([r.first_row[l] for r in requests])
         frame = Frame(l)
@@ -73,7 +102,7 @@ class Step:
         self.router = self.buffer("router", c.num_experts_per_tok, dtype=torch.long)
         router = {"router_margin": self.buffer("router_margin", dtype=acc)}
         router["router_weights"] = self.buffer("router_weights", c.num_experts_per_tok, dtype=acc)
-        window = self.layout.window(l if self.ex.keep_state else None)
+        window = self.layout.window(l if self.settings.keep_state else None)
         for b in run:
             self._run_block(l, w, b, window, outs, router)
         if l in c.index_source_layer_ids:
@@ -88,7 +117,7 @@ class Step:
     def finish(self) -> Frame:
         """Final norm and logits of the rows that ran in the last layer."""
         c, m = self.config, self.model
-        spans, run = self.since([r.first_row[-1] for r in self.ex.plan.requests])
+        spans, run = self.since([r.first_row[-1] for r in self.plan.requests])
         frame = Frame(None)
         final = frame.tensors["final"] = self.buffer("final", c.hidden_size)
         frame.spans["final"] = spans
@@ -104,12 +133,12 @@ class Step:
         return frame
 
     def _project(self, l: int, w: Layer, run: list[Block]) -> None:
-        """Write this layer's window KV for every projected row; keep attn_in, q's low rank and the compressor's input."""
+        """Write this layer's window KV for every projected row; keep attn_in, q's low rank, the compressor's input."""
         c = self.config
         self.attn_in, self.qr = self.buffer("attn_in", c.hidden_size), self.buffer("qr", c.q_lora_rank)
         self.kv = self.buffer("window_kv", c.head_dim)
         compressed = c.compress_ratios[l] > 0
-        cos, sin = self.ex.ropes[compressed]
+        cos, sin = self.now.ropes[compressed]
         parts: dict[str, Tensor] = {}
         if l in c.kv_source_layer_ids:
             assert w.compressor is not None
@@ -126,16 +155,16 @@ class Step:
             b.put(self.kv, ops.rotate(kv, cos[at], sin[at]))
             for k, weight in parts.items():
                 b.put(self.compressor_in[k], F.linear(x.to(weight.dtype), weight))
-        window = self.layout.window(l if self.ex.keep_state else None)
+        window = self.layout.window(l if self.settings.keep_state else None)
         for s in self.spans:
-            live = s.since(self.ex.plan.requests[s.request].first_window[l])
+            live = s.since(self.plan.requests[s.request].first_window[l])
             slot = int(self.layout.window_shift[s.request]) + live.first
             window[slot : slot + live.count] = self.kv[live.rows]
 
     def _write_entries(self, l: int, w: Layer) -> tuple[list[Span], dict[str, Tensor]]:
         """Pool, norm and store the entries that became complete; check that no kept entry's bytes changed."""
-        ex, c, ratio = self.ex, self.config, self.config.compress_ratios[l]
-        requests = ex.plan.requests
+        c, ratio = self.config, self.config.compress_ratios[l]
+        requests = self.plan.requests
         ranges = []
         for s in self.spans:
             r = requests[s.request]
@@ -146,9 +175,15 @@ class Step:
         entry = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(self.device)
         latent = self._latents(l, w, spans, entry, ratio)
         kv, key = torch.empty_like(latent), latent.new_empty(count, c.index_head_dim)
-        cos, sin = ex.ropes[True]
+        cos, sin = self.now.ropes[True]
         assert w.compressor is not None
-        for b in blocks([s for s in spans if s.count], [r.chunk for r in requests], ex.block, ex.reproducible, self.device):
+        for b in blocks(
+            [s for s in spans if s.count],
+            [r.chunk for r in requests],
+            self.settings.block,
+            self.settings.reproducible,
+            self.device,
+        ):
             x, at = b.take(latent), b.take(entry) * ratio
             k = ops.rms_norm(F.linear(x, w.compressor.wk), w.compressor.k_norm, c.rms_norm_eps)
             b.put(key, ops.rotate(k, cos[at], sin[at]))
@@ -165,8 +200,8 @@ class Step:
     def _store(self, pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], spans: list[Span], ratio: int) -> None:
         """Put new entries into their requests' slots; a private prefix is copied before its request first writes."""
         for s in spans:
-            r = self.ex.plan.requests[s.request]
-            if r.private_prefix and self.ex.done[s.request] == r.start:
+            r = self.plan.requests[s.request]
+            if r.private_prefix and self.now.done[s.request] == r.start:
                 self.layout.copy_prefix(pools, s.request, ratio)
             at = self.layout.own_entry(s.request, ratio) + s.first
             for pool, values in zip(pools, new, strict=True):
@@ -187,8 +222,10 @@ class Step:
         return ops.rms_norm(pooled, w.compressor.norm, c.rms_norm_eps)
 
     def _compressor_rows(self, l: int, request: Tensor, position: Tensor) -> dict[str, Tensor]:
-        """The compressor's input at (request, position): from this step, from full (kept open pair of a hit) or from the step before."""
-        ex = self.ex
+        """The compressor's input at (request, position).
+
+        It comes from this step, from full (the kept open pair of a hit), or from the step before.
+        """
         first = torch.tensor([s.first for s in self.spans], device=self.device)
         at = torch.tensor([s.at for s in self.spans], device=self.device)
         start = torch.tensor(self.layout.starts, device=self.device)
@@ -202,7 +239,9 @@ class Step:
         out = {k: v[row] for k, v in self.compressor_in.items()}
         if bool(earlier.any()):
             for k in out:
-                kept = self.pool.take(f"open.{l}.{k}", (len(self.spans), self.config.head_dim), out[k].dtype, self.device)
+                kept = self.pool.take(
+                    f"open.{l}.{k}", (len(self.spans), self.config.head_dim), out[k].dtype, self.device
+                )
                 out[k] = torch.where(earlier[:, None], kept[request], out[k])
         return out
 
@@ -220,8 +259,10 @@ class Step:
         assert w.indexer is not None
         source = c.kv_source(l)
         assert source is not None
-        cos, sin = self.ex.ropes[True]
-        q = ops.rotate(F.linear(qr, w.indexer.wq_b).unflatten(-1, (c.index_n_heads, -1)), cos[at][:, None], sin[at][:, None])
+        cos, sin = self.now.ropes[True]
+        q = ops.rotate(
+            F.linear(qr, w.indexer.wq_b).unflatten(-1, (c.index_n_heads, -1)), cos[at][:, None], sin[at][:, None]
+        )
         weights = ops.index_weights(x, w.indexer.weights_proj, c)
         pool = self.layout.entries(source)[1]
         picks = torch.full((len(at), c.index_topk), -1, dtype=torch.long, device=self.device)
@@ -235,13 +276,15 @@ class Step:
             total = int(seen.max())
             if total == 0:
                 continue
-            scores = index_scores(q[lo:hi], weights[lo:hi], self.layout.first_entries(pool, request, total, ratio), seen)
+            scores = index_scores(
+                q[lo:hi], weights[lo:hi], self.layout.first_entries(pool, request, total, ratio), seen
+            )
             if l == c.candidate_source_layer_id:
                 pool_blocks[lo:hi] = candidate_blocks(scores, c.candidate_block_size, c.candidate_topk_blocks)
             elif c.uses_candidates(l):
                 scores = keep_candidates(scores, pool_blocks[lo:hi], c.candidate_block_size)
             picks[lo:hi], margins[lo:hi] = topk_entries(scores, c.index_topk)
-        if self.ex.frozen:
+        if self.settings.frozen:
             first = self.spans[0]
             mine = at - first.first + first.at
             frozen = self.topk[mine]
@@ -259,7 +302,7 @@ class Step:
 
     def _slots(self, l: int, b: Block, at: Tensor) -> tuple[Tensor, Tensor | None]:
         """Window slots [rows, W] and global slots [rows, k] of the block's rows in the pools, -1 where absent."""
-        ex, c, requests = self.ex, self.config, self.ex.plan.requests
+        requests = self.plan.requests
         widths = {requests[i].window for i, _, _ in b.segments}
         floor = b.take(self.per_row("floor", l, lambda: [r.floor[l] for r in requests]))[:, 0]
         if len(widths) > 1:
@@ -270,19 +313,21 @@ class Step:
         below = b.take(self.per_row("below", 0, lambda: self.layout.owner_shift.tolist()))
         start = b.take(self.per_row("start", 0, lambda: self.layout.starts.tolist()))
         slots = torch.where(keys < 0, -1, keys + torch.where(keys >= start, shift, below))
-        ratio = c.compress_ratios[l]
+        ratio = self.config.compress_ratios[l]
         if ratio == 0:
             return slots, None
         owners = [max(o, 0) for o in self.layout.prefix_owner]
         picks = b.take(self.topk)
-        kept = b.take(
-            self.per_row("kept", ratio, lambda: [self.layout.kept(i, ratio) for i in range(len(requests))])
+        kept = b.take(self.per_row("kept", ratio, lambda: [self.layout.kept(i, ratio) for i in range(len(requests))]))
+        own = b.take(
+            self.per_row("own", ratio, lambda: [self.layout.own_entry(i, ratio) for i in range(len(requests))])
         )
-        own = b.take(self.per_row("own", ratio, lambda: [self.layout.own_entry(i, ratio) for i in range(len(requests))]))
         other = b.take(self.per_row("other", ratio, lambda: [self.layout.own_entry(o, ratio) for o in owners]))
         return slots, torch.where(picks < 0, -1, picks + torch.where(picks < kept, other, own))
 
-    def _run_block(self, l: int, w: Layer, b: Block, window: Tensor, outs: dict[str, Tensor], router: dict[str, Tensor]) -> None:
+    def _run_block(
+        self, l: int, w: Layer, b: Block, window: Tensor, outs: dict[str, Tensor], router: dict[str, Tensor]
+    ) -> None:
         """Index, attention, mHC and experts of one block, in place in the streams."""
         c = self.config
         at = b.take(self.position)
@@ -290,7 +335,7 @@ class Step:
         if l in c.index_source_layer_ids:
             self._choose_entries(l, w, b, x, qr, at)
         slots, entries = self._slots(l, b, at)
-        cos, sin = (t[at][:, None] for t in self.ex.ropes[c.compress_ratios[l] > 0])
+        cos, sin = (t[at][:, None] for t in self.now.ropes[c.compress_ratios[l] > 0])
         q = ops.rotate(F.linear(qr, w.wq_b).unflatten(-1, (c.num_attention_heads, -1)), cos, sin)
         source = c.kv_source(l)
         pool = self.layout.entries(source)[0] if source is not None else None
@@ -304,11 +349,11 @@ class Step:
         h = ops.rms_norm(ops.collapse(streams, pre), w.ffn_norm, c.rms_norm_eps)
         scores = ops.router_scores(h, w.experts)
         experts, margin = ops.choose_experts(scores, w.experts, c.num_experts_per_tok)
-        if self.ex.frozen:
+        if self.settings.frozen:
             first = self.spans[0]
             frozen = self.router[at - first.first + first.at]
             experts = torch.where((b.take(self.request) == 0)[:, None], experts, frozen)
-        y = ops.moe(h, w.experts, experts, scores, c, whole=self.ex.reproducible)
+        y = ops.moe(h, w.experts, experts, scores, c, whole=self.settings.reproducible)
         if "ffn_out" in outs:
             b.put(outs["ffn_out"], y)
         b.put(self.router, experts)

@@ -58,7 +58,9 @@ def write_trace(options: RunOptions) -> Path:
         raise UsageError(f"--forced {options.forced} leaves no prompt: there are {len(ids)} tokens")
     arms = _arms(options, model)
     cuts = _cuts(options, shape, arms)
-    replays = specs.parse_replay(options.replay, window=model.config.sliding_window, layers=model.config.num_hidden_layers)
+    replays = specs.parse_replay(
+        options.replay, window=model.config.sliding_window, layers=model.config.num_hidden_layers
+    )
     names = expand_points(options.hooks, points_of(model.config)) if options.hooks else ()
     keep = frozenset(("window_kv", "hidden", "logits")) if options.rows else frozenset()
     job = Job(
@@ -147,7 +149,11 @@ def _device(name: str) -> torch.device:
 def _arms(options: RunOptions, model: Model) -> tuple[str, ...]:
     """The arms asked for, globs written out: broken:* stands for every kind, floor@L at three layers."""
     kinds = [k for k in BROKEN if k != "floor@L"] + [f"floor@{l}" for l in floor_layers(model.config)]
-    known = [*ARMS, *(f"broken:{k}" for k in kinds), *(f"oracle:{a}" for a in ARMS if a not in ("repeat", "rechunk", "hit"))]
+    known = [
+        *ARMS,
+        *(f"broken:{k}" for k in kinds),
+        *(f"oracle:{a}" for a in ARMS if a not in ("repeat", "rechunk", "hit")),
+    ]
     out: dict[str, None] = {}
     for name in options.arms:
         out.update(dict.fromkeys([a for a in known if fnmatchcase(a, name)] if "*" in name else [name]))

@@ -87,10 +87,11 @@ class Verdict:
 class ArmRow:
     """One arm of a trace, the worst over its cuts.
 
-    oracle, exact: largest relative L2 of a row against its oracle, and against full in the exact region. floor: largest
-    noise floor, over the same rows as the arm's. window, window_floor: relative L2 of the window against full, and what
-    of it is noise, per layer. kl_max: nats, and top1: rows whose most likely token changed, both from the cut on;
-    changed, flips: rows whose top-k or experts changed, and with a margin inside the floor; all cuts together. replayed, cached, fresh: rows of the largest run. bugs: runs with a bug. None where nothing was compared.
+    oracle, exact: largest relative L2 of a row against its oracle, and against full in the exact region. floor:
+    largest noise floor, over the same rows as the arm's. window, window_floor: relative L2 of the window against full,
+    and what of it is noise, per layer. kl_max: nats, and top1: rows whose most likely token changed, both from the cut
+    on; changed, flips: rows whose top-k or experts changed, and with a margin inside the floor; all cuts together.
+    replayed, cached, fresh: rows of the largest run. bugs: runs with a bug. None where nothing was compared.
     """
 
     arm: str
@@ -148,7 +149,9 @@ def arm_table(trace: TraceReader, rules: Rules = RULES) -> list[ArmRow]:
         if run.arm != "full":
             groups.setdefault((run.arm, run.semantics, run.replay), []).append(run.index)
     wrong = {bug.run for bug in all_bugs(trace, rules)}
-    floors = [np.fmax.reduce(region_floor(trace, point, rules=rules)[:, :, 0], axis=1) for point in _states(trace, "full")]
+    floors = [
+        np.fmax.reduce(region_floor(trace, point, rules=rules)[:, :, 0], axis=1) for point in _states(trace, "full")
+    ]
     return [
         ArmRow(
             arm, semantics, replay, runs,

@@ -20,7 +20,12 @@ def window_keys(position: Tensor, window: int, floor: Tensor) -> Tensor:
 
 
 def window_global_attention(
-    q: Tensor, window_kv: Tensor, window_slots: Tensor, global_kv: Tensor | None, global_slots: Tensor | None, sink: Tensor
+    q: Tensor,
+    window_kv: Tensor,
+    window_slots: Tensor,
+    global_kv: Tensor | None,
+    global_slots: Tensor | None,
+    sink: Tensor,
 ) -> Tensor:
     """One softmax per head over window keys, selected global entries and a sink; keys are values.
 
@@ -46,7 +51,7 @@ def window_global_attention(
 
 
 def _gather(pool: Tensor, slots: Tensor, acc: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows of ``pool`` at ``slots`` [rows, n] as [rows, n, D], with absent ones as zeros, and the mask of absent ones."""
+    """``pool`` at ``slots`` [rows, n] as [rows, n, D], with absent ones as zeros, and the mask of absent ones."""
     absent = slots < 0
     if pool.shape[0] == 0:
         return pool.new_zeros(*slots.shape, pool.shape[-1], dtype=acc), torch.ones_like(absent)

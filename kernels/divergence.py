@@ -47,11 +47,12 @@ def row_sums(a: Tensor, r: Tensor, tol_abs: float = TOL_ABS, tol_rel: float = TO
 
 
 def logits_rows(a: Tensor, r: Tensor, following: Tensor, k: int = 5) -> dict[str, Tensor]:
-    """a (arm), r (reference) [rows, V] logits, following [rows] the token that really comes next (-1: none) → [rows] arrays.
+    """Divergence of logits: a (arm), r (reference) [rows, V], following [rows] → dict of [rows] arrays.
 
-    kl = KL(r‖a), kl_rev = KL(a‖r), js, in nats: a term with probability 0 on the left is 0, against probability 0 on the
-    right it is inf; a row that is nowhere finite gives NaN. flip: top-1 differs; margin: top-2 gap of the reference's
-    logits; overlap: share of the top-k set in common; dlogp: log-probability of ``following``, arm minus reference (NaN: none).
+    following: the token that really comes next, -1 for none. kl = KL(r‖a), kl_rev = KL(a‖r), js, in nats: a term with
+    probability 0 on the left is 0, against probability 0 on the right it is inf; a row that is nowhere finite gives
+    NaN. flip: top-1 differs; margin: top-2 gap of the reference's logits; overlap: share of the top k in common; dlogp:
+    log-probability of ``following``, arm minus reference (NaN: none).
     """
     p, q = r.double().log_softmax(-1), a.double().log_softmax(-1)
     # Where the two agree so does their mean: the detour over logaddexp would leave a rounding error behind.

@@ -37,7 +37,7 @@ def topk_entries(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def candidate_blocks(scores: Tensor, size: int, count: int) -> Tensor:
-    """Block numbers [rows, count] of the candidate pool, -1 = none: best by their largest entry, the newest visible first."""
+    """Block numbers [rows, count] of the candidate pool, -1 = none: the newest visible, then the best by an entry."""
     rows, entries = scores.shape
     blocks = -(-entries // size)
     padded = torch.nn.functional.pad(scores, (0, blocks * size - entries), value=-math.inf)

@@ -106,7 +106,7 @@ def expand(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Experts:
-    """gate [E, d] and bias [E] of the router; w1, w3 [E, f, d], w2 [E, d, f]; shared expert s1, s3 [f, d], s2 [d, f]."""
+    """gate [E, d], bias [E] of the router; w1, w3 [E, f, d], w2 [E, d, f]; shared expert s1, s3 [f, d], s2 [d, f]."""
 
     gate: Tensor
     bias: Tensor
@@ -168,7 +168,7 @@ def router_weights(ids: Tensor, scores: Tensor, config: ModelConfig) -> Tensor:
 
 
 def pool_pairs(content: Tensor, score: Tensor, dtype: torch.dtype) -> Tensor:
-    """Ratio-2 pooling: content, score [..., entries, 2, D] → Σ_t softmax_t(score)·content, rounded to the model's dtype."""
+    """Ratio-2 pooling: content, score [..., entries, 2, D] → Σ_t softmax_t(score)·content, in the model's dtype."""
     return (score.softmax(-2) * content).sum(-2).to(dtype)
 
 

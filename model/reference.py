@@ -37,7 +37,7 @@ class Rules:
 
     boundary[l]: in layer l, rows from there on see no window key below it (0: no boundary).
     prefix: kv source layer → (entries kept, global_kv [B, E, D], index_k [B, E, di]) that replace the pass's own.
-    selection: "sparse" (the indexer's top-k) or "dense" (every visible entry; smooth, used to train and to isolate flips).
+    selection: "sparse" (the indexer's top-k) or "dense" (every visible entry: smooth, and free of flips).
     topk, experts: layer → ids [B, N, k] to use instead of choosing (frozen discrete choices).
     window: W, where it is not the config's.
     """
@@ -156,7 +156,7 @@ def select_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     ids = torch.where(values == NEG_INF, E, ids).sort(-1).values
     ids = F.pad(torch.where(ids == E, -1, ids), (0, k - ids.shape[-1]), value=-1)
     margin = torch.full(scores.shape[:-1], math.inf, dtype=scores.dtype, device=scores.device)
-    if E > k:
+    if k < E:
         rejected = top.values[..., k]
         margin = torch.where(rejected == NEG_INF, margin, top.values[..., k - 1] - rejected)
     return ids, margin
@@ -178,7 +178,14 @@ def candidate_pool(config: ModelConfig, scores: Tensor) -> Tensor:
 
 
 def _global_entries(
-    c: ModelConfig, w: Layer, x: Tensor, ratio: int, cos: Tensor, sin: Tensor, prefix: tuple[int, Tensor, Tensor] | None, t: dict[str, Tensor]
+    c: ModelConfig,
+    w: Layer,
+    x: Tensor,
+    ratio: int,
+    cos: Tensor,
+    sin: Tensor,
+    prefix: tuple[int, Tensor, Tensor] | None,
+    t: dict[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Global KV [B, E, D] and index keys [B, E, di] of a kv source, with the kept prefix put in place of its own."""
     assert w.compressor is not None
@@ -186,7 +193,9 @@ def _global_entries(
     if ratio == 2:
         assert w.compressor.wgate is not None
         whole = x[:, : x.shape[1] // 2 * 2].to(acc)
-        content, score = (F.linear(whole, m.to(acc)).unflatten(1, (-1, 2)) for m in (w.compressor.wkv, w.compressor.wgate))
+        content, score = (
+            F.linear(whole, m.to(acc)).unflatten(1, (-1, 2)) for m in (w.compressor.wkv, w.compressor.wgate)
+        )
         pooled = ops.pool_pairs(content, score, x.dtype)
     else:
         pooled = F.linear(x, w.compressor.wkv.to(x.dtype))
@@ -202,7 +211,9 @@ def _global_entries(
     return kv, key
 
 
-def _index_scores(c: ModelConfig, w: Layer, x: Tensor, qr: Tensor, key: Tensor, ratio: int, cos: Tensor, sin: Tensor) -> Tensor:
+def _index_scores(
+    c: ModelConfig, w: Layer, x: Tensor, qr: Tensor, key: Tensor, ratio: int, cos: Tensor, sin: Tensor
+) -> Tensor:
     """Σ_h w_h·ReLU(q_h·k_j) as [B, N, E] in acc, -inf where entry j is not visible."""
     assert w.indexer is not None
     q = ops.rotate(F.linear(qr, w.indexer.wq_b).unflatten(-1, (c.index_n_heads, -1)), cos[:, None], sin[:, None])
@@ -213,7 +224,14 @@ def _index_scores(c: ModelConfig, w: Layer, x: Tensor, qr: Tensor, key: Tensor, 
 
 
 def _attend(
-    c: ModelConfig, w: Layer, q: Tensor, kv: Tensor, entries: Tensor, allowed: Tensor | None, boundary: int, rules: Rules
+    c: ModelConfig,
+    w: Layer,
+    q: Tensor,
+    kv: Tensor,
+    entries: Tensor,
+    allowed: Tensor | None,
+    boundary: int,
+    rules: Rules,
 ) -> tuple[Tensor, Tensor | None]:
     """One softmax over window keys, allowed entries and the sink; keys are values. q [B, N, h, D] → [B, N, h, D]."""
     acc = ops.acc_dtype(q.dtype)

@@ -1,4 +1,4 @@
-"""Weights under their official names: reading bf16, FP8 with 32 × 32 scale tiles and packed FP4, and the model object."""
+"""Weights under their official names (bf16, FP8 with 32 × 32 scale tiles, packed FP4), and the model in memory."""
 
 import json
 from dataclasses import dataclass
@@ -122,12 +122,19 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             "ffn.gate.bias": (c.n_routed_experts,),
         }
         for site in ("attn", "ffn"):
-            layer |= {f"hc_{site}_fn": ((2 + n) * n, n * d), f"hc_{site}_base": ((2 + n) * n,), f"hc_{site}_scale": (3,)}
+            layer |= {
+                f"hc_{site}_fn": ((2 + n) * n, n * d),
+                f"hc_{site}_base": ((2 + n) * n,),
+                f"hc_{site}_scale": (3,),
+            }
         for e in [f"experts.{j}" for j in range(c.n_routed_experts)] + ["shared_experts"]:
             layer |= {f"ffn.{e}.w1.weight": (f, d), f"ffn.{e}.w3.weight": (f, d), f"ffn.{e}.w2.weight": (d, f)}
         if i in c.kv_source_layer_ids:
             layer |= {"attn.compressor.wkv.weight": (D, d), "attn.compressor.norm.weight": (D,)}
-            layer |= {"attn.indexer.wk.weight": (c.index_head_dim, D), "attn.indexer.k_norm.weight": (c.index_head_dim,)}
+            layer |= {
+                "attn.indexer.wk.weight": (c.index_head_dim, D),
+                "attn.indexer.k_norm.weight": (c.index_head_dim,),
+            }
             if c.compress_ratios[i] == 2:
                 layer["attn.compressor.wgate.weight"] = (D, d)
         if i in c.index_source_layer_ids:
@@ -138,14 +145,20 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def build(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
-    """The model from decoded tensors under official names. Raises WeightsError naming what is missing, misshapen or NaN."""
+    """The model from decoded tensors by official name. Raises WeightsError naming what is missing, misshapen, NaN."""
     if config.engram_layer_ids:
-        raise WeightsError(f"Engram layers {list(config.engram_layer_ids)} are not modelled yet; set engram_layer_ids to []")
+        raise WeightsError(
+            f"Engram layers {list(config.engram_layer_ids)} are not modelled yet; set engram_layer_ids to []"
+        )
     if config.activation_fake_quant:
         raise WeightsError("rounded activations are not modelled yet; set activation_fake_quant to false")
     want = expected_shapes(config)
     missing = [k for k in want if k not in tensors]
-    wrong = [f"{k} {tuple(tensors[k].shape)} wants {s}" for k, s in want.items() if k in tensors and tuple(tensors[k].shape) != s]
+    wrong = [
+        f"{k} {tuple(tensors[k].shape)} wants {s}"
+        for k, s in want.items()
+        if k in tensors and tuple(tensors[k].shape) != s
+    ]
     if missing or wrong:
         parts = [f"missing {_some(missing)}"] * bool(missing) + [f"misshapen {_some(wrong)}"] * bool(wrong)
         raise WeightsError("weights do not fit the config: " + "; ".join(parts))
@@ -199,15 +212,32 @@ def build(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
             indexer=indexer,
         )
 
-    return Model(config, tensors["embed.weight"], tensors["head.weight"], tensors["norm.weight"], tuple(map(layer, config.layers)))
+    return Model(
+        config,
+        tensors["embed.weight"],
+        tensors["head.weight"],
+        tensors["norm.weight"],
+        tuple(map(layer, config.layers)),
+    )
 
 
-# Kept in float32 whatever the model's dtype: they are stored so and enter float32 arithmetic (sink, mixes, router bias).
-_WIDE = ("attn_sink", "gate.bias", "hc_attn_fn", "hc_attn_base", "hc_attn_scale", "hc_ffn_fn", "hc_ffn_base", "hc_ffn_scale")
+# Kept in float32 whatever the model's dtype: stored so, and they enter float32 arithmetic (sink, mixes, router bias).
+_WIDE = (
+    "attn_sink",
+    "gate.bias",
+    "hc_attn_fn",
+    "hc_attn_base",
+    "hc_attn_scale",
+    "hc_ffn_fn",
+    "hc_ffn_base",
+    "hc_ffn_scale",
+)
 _WIDE_PARTS = ("compressor.wkv", "compressor.wgate")
 
 
-def read_tensors(path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def read_tensors(
+    path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
     """Decoded tensors of a safetensors file or of a folder's shards, in ``dtype`` (wide ones in at least float32)."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
@@ -229,7 +259,12 @@ def read_tensors(path: Path, config: ModelConfig, dtype: torch.dtype, device: to
     return out
 
 
-def load(path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", config: ModelConfig | None = None) -> Model:
+def load(
+    path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    config: ModelConfig | None = None,
+) -> Model:
     """A model from a folder with config.json and safetensors. Raises WeightsError with one line."""
     path = Path(path)
     if config is None:

@@ -1,4 +1,4 @@
-"""Every planted fault is found at every cut H > W, the right arms trip nothing, and the exact region alone is not enough."""
+"""Every planted fault is found at every cut H > W, right arms trip nothing, and the exact region is not enough."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,10 @@ def judge(pool, dtype, arms, cuts, suffix=None):
 def worst(fold, reference, run_, bucket="all"):
     """Largest row error of a run over the state points, and over the logits the largest KL."""
     at = list(fold.buckets).index(bucket)
-    states = [fold.tables[reference, p].arrays["rel_max"][run_, :, at].max() for p in ("window_kv", "global_kv", "attn_out", "hidden")]
+    states = [
+        fold.tables[reference, p].arrays["rel_max"][run_, :, at].max()
+        for p in ("window_kv", "global_kv", "attn_out", "hidden")
+    ]
     return max(states), fold.tables[reference, "logits"].arrays["kl_max"][run_, 0, at]
 
 
@@ -92,7 +95,9 @@ def test_the_first_wrong_layer_and_position(pool, kind, layer, point, position):
     fold, runs = judge(pool, torch.float64, ("repeat", f"broken:{kind}"), [40])
     at = next(r.index for r in runs if r.arm.startswith("broken:"))
     threshold = THRESHOLDS.index(1e-12)
-    firsts = {p: fold.tables["oracle", p].arrays["first_at"][at, :, threshold] for p in ("window_kv", "attn_out", "hidden")}
+    firsts = {
+        p: fold.tables["oracle", p].arrays["first_at"][at, :, threshold] for p in ("window_kv", "attn_out", "hidden")
+    }
     wrong = {p: np.flatnonzero(f >= 0) for p, f in firsts.items()}
     assert wrong["attn_out"][0] == wrong["hidden"][0] == layer and wrong["window_kv"].min(initial=99) > layer
     assert firsts[point][layer] == position
@@ -104,7 +109,11 @@ def test_the_first_wrong_layer_and_position(pool, kind, layer, point, position):
 def test_the_exact_region_alone_misses_most_kinds(pool):
     """Against full inside the exact region only the wrong window shows on these weights; the oracle finds all."""
     fold, runs = judge(pool, torch.float64, ("repeat", *(f"broken:{k}" for k in KINDS)), [16, 40])
-    seen = {r.arm.removeprefix("broken:") for r in runs if r.arm.startswith("broken:") and worst(fold, "full", r.index, "exact")[0] > 1e-12}
+    seen = {
+        r.arm.removeprefix("broken:")
+        for r in runs
+        if r.arm.startswith("broken:") and worst(fold, "full", r.index, "exact")[0] > 1e-12
+    }
     assert "window+1" in seen
     assert not seen & {"stale", "overwrite", "floor@0", "floor@6", "floor@11"}
 

@@ -29,7 +29,7 @@ def test_b8_only_what_is_asked_is_kept():
         with pytest.raises(UsageError, match="unknown hook point"):
             Capture(Executor(v41.model()), [bad])
     # A point that this layer does not have is no valid name either.
-    with pytest.raises(UsageError, match="layers.0.topk"):
+    with pytest.raises(UsageError, match=r"layers\.0\.topk"):
         Capture(Executor(v41.model()), ["layers.0.topk"])
 
 

@@ -1,4 +1,4 @@
-"""What the executor must keep: dirty pools, packing, chunks, decoding, bytes of the prefix (cases A1, A5, A8, A12, A13, E13)."""
+"""What the executor keeps: dirty pools, packing, chunks, decoding, cached bytes (cases A1, A5, A8, A12, A13, E13)."""
 
 from dataclasses import replace
 
@@ -32,7 +32,9 @@ def run(pool, requests, dtype=torch.float64, tokens=None, **options):
 def worst(a: dict, b: dict, first_a: int, first_b: int, since: int, names=None) -> float:
     """Largest relative L2 over the row points of two runs, from position ``since`` on."""
     out = 0.0
-    for name in names or [n for n in a if n.split(".")[-1] in ("attn_in", "window_kv", "hidden", "attn_out", "streams", "logits")]:
+    for name in names or [
+        n for n in a if n.split(".")[-1] in ("attn_in", "window_kv", "hidden", "attn_out", "streams", "logits")
+    ]:
         x, y = a[name], b[name]
         # Rows are stored up to the same last position; a tail arm has fewer of them.
         n = min(len(x), len(y), N - since)
@@ -93,22 +95,34 @@ def test_exact_replay_rebuilds_every_window_and_everything_from_the_last_prefix_
     R = exact_replay(c)
     assert R == 61
     (full, exact, short), _ = run(
-        pool, [request(v41.shape(), "full"), request(v41.shape(), "exact", cut), request(v41.shape(), "encoder", cut, R - 12)]
+        pool,
+        [
+            request(v41.shape(), "full"),
+            request(v41.shape(), "exact", cut),
+            request(v41.shape(), "encoder", cut, R - 12),
+        ],
     )
     s = cut - R
     for l in c.layers:
         window = slice(cut - W - s, cut - s)
-        assert v41.relative(exact[f"layers.{l}.window_kv"][window], full[f"layers.{l}.window_kv"][cut - W : cut]) <= EQUAL
+        assert (
+            v41.relative(exact[f"layers.{l}.window_kv"][window], full[f"layers.{l}.window_kv"][cut - W : cut]) <= EQUAL
+        )
     assert worst(exact, full, s, 0, cut - 1) <= EQUAL
-    assert v41.relative(short["layers.6.window_kv"][: 8], full["layers.6.window_kv"][cut - R + 12 : cut - R + 20]) > 1e-6
+    assert v41.relative(short["layers.6.window_kv"][:8], full["layers.6.window_kv"][cut - R + 12 : cut - R + 20]) > 1e-6
 
 
 @pytest.mark.parametrize("layer", range(1, 7))
 def test_replay_length_per_layer_is_minimal(pool, layer):
-    """R = l(W-1)+1 makes row H-1 of layer l exact, one row less does not; beyond layer 6 the influence drops below 1e-10."""
+    """R = l(W-1)+1 makes row H-1 of layer l exact, one row less does not; deeper the influence drops below 1e-10."""
     cut, R = 62, layer * (W - 1) + 1
     (full, enough, short), _ = run(
-        pool, [request(v41.shape(), "full"), request(v41.shape(), "encoder", cut, R), request(v41.shape(), "encoder", cut, R - 1)]
+        pool,
+        [
+            request(v41.shape(), "full"),
+            request(v41.shape(), "encoder", cut, R),
+            request(v41.shape(), "encoder", cut, R - 1),
+        ],
     )
     name, want = f"layers.{layer}.window_kv", full[f"layers.{layer}.window_kv"][cut - 1 : cut]
     assert v41.relative(enough[name][R - 1 : R], want) <= EQUAL
@@ -133,7 +147,10 @@ def test_decoder_exact_counts(pool):
     assert ex.plan.requests[1].stop - ex.plan.requests[1].first_row[D] == W
     for layer, exact in ((D, W), (D + 1, 1), (D + 2, 0)):
         rows = tail[f"layers.{layer}.window_kv"][-W:]
-        gaps = [v41.relative(rows[i : i + 1], full[f"layers.{layer}.window_kv"][N - W + i : N - W + i + 1]) for i in range(W)]
+        gaps = [
+            v41.relative(rows[i : i + 1], full[f"layers.{layer}.window_kv"][N - W + i : N - W + i + 1])
+            for i in range(W)
+        ]
         assert sum(g <= EQUAL for g in gaps) == exact, gaps
     # A2: rows that were not run are not there to be read.
     assert len(tail["logits"]) == W and len(tail[f"layers.{D - 1}.hidden"]) == N
@@ -155,7 +172,10 @@ def test_cached_entries_keep_their_bytes_and_overwrite_is_seen(pool):
 def test_reproducible_packed_is_bitwise_single(pool, dtype):
     """E13, and the reason for the mode: without it the same rows get other bits in other company."""
     full = request(v41.shape(), "full")
-    arms = [request(v41.shape(), a, cut) for a, cut in (("encoder", 16), ("encoder", 41), ("hit", 40), ("broken:window+1", 40))]
+    arms = [
+        request(v41.shape(), a, cut)
+        for a, cut in (("encoder", 16), ("encoder", 41), ("hit", 40), ("broken:window+1", 40))
+    ]
     packed, _ = run(pool, [full, *arms], dtype, reproducible=True)
     for i, arm in enumerate(arms):
         (_, single), _ = run(pool, [full, arm], dtype, reproducible=True)
@@ -167,7 +187,10 @@ def test_neighbours_do_not_change_a_request(pool):
     full, enc = request(v41.shape(), "full"), request(v41.shape(), "encoder", 40)
     alone, _ = run(pool, [full, enc])
     among, _ = run(pool, [full, *[request(v41.shape(), "encoder", c) for c in (7, 16, 66)], enc])
-    assert max(v41.relative(among[-1][k], v) for k, v in alone[1].items() if v.is_floating_point() and "margin" not in k) <= EQUAL
+    assert (
+        max(v41.relative(among[-1][k], v) for k, v in alone[1].items() if v.is_floating_point() and "margin" not in k)
+        <= EQUAL
+    )
 
 
 @pytest.mark.parametrize("chunks", [(6,), (1, 1, 1, 1, 1, 1), (1, 2, 3), (5, 1)])

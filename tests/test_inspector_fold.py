@@ -9,14 +9,16 @@ import torch
 from replayscope.inspector.fold import Fold, Part
 from replayscope.inspector.metrics import state_sums
 from replayscope.traces.schema import THRESHOLDS, RunInfo
-from tests.folding import fold as slow_fold
 from tests import folding
+from tests.folding import fold as slow_fold
 
 
 def runs() -> list[RunInfo]:
     base = RunInfo(0, "full", "paper", None, None, 0, 40, 40, 6)
     made = [base, replace(base, index=1, arm="rechunk")]
-    for i, (arm, cut, start) in enumerate((("hit", 17, 17), ("encoder", 17, 11), ("encoder", 4, 0), ("encoder", 39, 33))):
+    for i, (arm, cut, start) in enumerate(
+        (("hit", 17, 17), ("encoder", 17, 11), ("encoder", 4, 0), ("encoder", 39, 33))
+    ):
         made.append(replace(base, index=i + 2, arm=arm, cut=cut, replay=6, start=start))
     regions = [[[r.start + 9, 40]] if r.start + 9 < 40 else [] for r in made]
     return [replace(r, exact_in=[x, x], exact_out=[x, x]) for r, x in zip(made, regions, strict=True)]
@@ -38,7 +40,9 @@ def parts(layer: int, seed: int = 0) -> list[Part]:
 def test_tables_equal_the_slow_fold():
     made = Fold(runs(), 2, np.full(40, -1), torch.float64, frozenset({"hidden"}))
     packed: list[list[dict]] = [[{} for _ in range(2)] for _ in runs()]
-    empty = {k: v[:0] for k, v in state_sums(np.zeros((1, 5)), np.zeros((1, 5))).items()} | {"position": np.zeros(0, np.int64)}
+    empty = {k: v[:0] for k, v in state_sums(np.zeros((1, 5)), np.zeros((1, 5))).items()} | {
+        "position": np.zeros(0, np.int64)
+    }
     for layer in range(2):
         made.add("full", "hidden", layer, parts(layer))
         packed[0][layer] = empty
@@ -71,7 +75,9 @@ def test_one_planted_row_lights_up_its_cells_and_no_other():
     assert lit == {(3, 1, b) for b in ("all", "suffix", "exact", "d:8-15")}
     assert a["max_row"][3, 1, 0] == 20 and a["max_col"][3, 1, 0] == 2 and a["rel_max_row"][3, 1, 0] == 20
     above = np.array(THRESHOLDS) < a["rel_max"][3, 1, 0]
-    assert (a["first_at"][3, 1] == np.where(above, 20, -1)).all() and (a["last_at"][3, 1] == np.where(above, 20, -1)).all()
+    assert (a["first_at"][3, 1] == np.where(above, 20, -1)).all() and (
+        a["last_at"][3, 1] == np.where(above, 20, -1)
+    ).all()
 
 
 @pytest.mark.parametrize("bound", ["inside", "outside"])

@@ -86,18 +86,19 @@ def test_exact_replay_lengths_of_the_real_models():
 
 
 def v41_flash() -> dict:
-    return dict(
-        vocab_size=129280, hidden_size=5120, num_hidden_layers=40, num_attention_heads=64, head_dim=512,
-        qk_rope_head_dim=64, q_lora_rank=1280, o_lora_rank=1024, o_groups=8, sliding_window=128,
-        compress_ratios=[0] * 2 + [2] * 18 + [1] * 20 + [0] * 3, kv_source_layer_ids=[2, 8, 14, 20],
-        index_source_layer_ids=[2, 8, 14, 20, 24, 28, 32, 36], index_n_heads=32, index_head_dim=128, index_topk=512,
-        n_routed_experts=384, num_experts_per_tok=6, moe_intermediate_size=2304, hc_mult=4,
-        candidate_source_layer_id=20, candidate_topk_blocks=2048, candidate_block_size=8,
-    )  # fmt: skip
+    return {
+        "vocab_size": 129280, "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 64, "head_dim": 512,
+        "qk_rope_head_dim": 64, "q_lora_rank": 1280, "o_lora_rank": 1024, "o_groups": 8, "sliding_window": 128,
+        "compress_ratios": [0] * 2 + [2] * 18 + [1] * 20 + [0] * 3, "kv_source_layer_ids": [2, 8, 14, 20],
+        "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36],
+        "index_n_heads": 32, "index_head_dim": 128, "index_topk": 512,
+        "n_routed_experts": 384, "num_experts_per_tok": 6, "moe_intermediate_size": 2304, "hc_mult": 4,
+        "candidate_source_layer_id": 20, "candidate_topk_blocks": 2048, "candidate_block_size": 8,
+    }  # fmt: skip
 
 
 def test_pure_window_stack_obeys_the_light_cone():
-    """Spec d.3 and case 0.2: what enters layer l is exact iff position ≥ s + l(W-1), what leaves iff ≥ s + (l+1)(W-1)."""
+    """Spec d.3, case 0.2: what enters layer l is exact iff position ≥ s + l(W-1), what leaves iff ≥ s + (l+1)(W-1)."""
     W, L = 4, 4
     for cut in (5, 12, 16):
         r = request(Shape(pure_window(W, L), 40), "encoder", cut)
@@ -163,7 +164,7 @@ def test_broken_arms_are_refused_where_they_change_nothing():
             request(shape, f"broken:{kind}", 4)
     for kind in ("start+1", "window+1"):
         assert request(shape, f"broken:{kind}", 4).arm == f"broken:{kind}"
-    with pytest.raises(UsageError, match="valid:.*broken:floor@5"):
+    with pytest.raises(UsageError, match=r"valid:.*broken:floor@5"):
         request(shape, "broken:floor@6", 20)
     assert "oracle:encoder" in valid_arms(shape.config)
 
@@ -171,14 +172,17 @@ def test_broken_arms_are_refused_where_they_change_nothing():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(compress_ratios=(0, 0, 2)), "entries for 6 layers"),
-        (dict(kv_source_layer_ids=(3,)), "subset"),
-        (dict(index_source_layer_ids=(0, 2, 4)), "no global KV"),
-        (dict(compress_ratios=(1, 0, 2, 2, 1, 1)), "no kv source"),
-        (dict(candidate_source_layer_id=3), "not a kv source"),
-        (dict(candidate_source_layer_id=4, candidate_topk_blocks=2, candidate_block_size=2), "candidate pool too small"),
-        (dict(qk_rope_head_dim=3), "qk_rope_head_dim"),
-        (dict(sliding_window=0), "sliding_window"),
+        ({"compress_ratios": (0, 0, 2)}, "entries for 6 layers"),
+        ({"kv_source_layer_ids": (3,)}, "subset"),
+        ({"index_source_layer_ids": (0, 2, 4)}, "no global KV"),
+        ({"compress_ratios": (1, 0, 2, 2, 1, 1)}, "no kv source"),
+        ({"candidate_source_layer_id": 3}, "not a kv source"),
+        (
+            {"candidate_source_layer_id": 4, "candidate_topk_blocks": 2, "candidate_block_size": 2},
+            "candidate pool too small",
+        ),
+        ({"qk_rope_head_dim": 3}, "qk_rope_head_dim"),
+        ({"sliding_window": 0}, "sliding_window"),
     ],
 )
 def test_a10_a_schedule_that_cannot_run_is_refused_by_name(change, message):

@@ -31,7 +31,9 @@ def test_a6_uniform_attention_reaches_exactly_w_keys():
     assert (attend(8, 99) > 0).sum(1).tolist() == list(range(1, 9))
 
 
-@pytest.mark.parametrize(("sink", "want"), [(0.0, [0.5, 2 / 3, 0.75, 0.8, 0.8]), (-math.inf, [1.0] * 5), (50.0, [0.0] * 5)])
+@pytest.mark.parametrize(
+    ("sink", "want"), [(0.0, [0.5, 2 / 3, 0.75, 0.8, 0.8]), (-math.inf, [1.0] * 5), (50.0, [0.0] * 5)]
+)
 def test_a18_a_sink_only_enters_the_denominator(sink, want):
     out = attend(5, 4, sink, torch.ones(5, 1, dtype=torch.float64))
     assert torch.allclose(out[:, 0], torch.tensor(want, dtype=torch.float64), atol=1e-15 if sink < 50 else 1e-20)

@@ -37,7 +37,10 @@ def test_row_sums_equal_their_meaning(width, dtype):
 def test_row_sums_of_views_and_wider_shapes_are_logical():
     base = torch.randn(8, 6, 5, dtype=torch.float64)
     ref = torch.randn(8, 6, 5, dtype=torch.float64)
-    got, want = row_sums(base[::2].transpose(1, 2), ref[::2].transpose(1, 2)), row_sums(base[::2].contiguous(), ref[::2].contiguous())
+    got, want = (
+        row_sums(base[::2].transpose(1, 2), ref[::2].transpose(1, 2)),
+        row_sums(base[::2].contiguous(), ref[::2].contiguous()),
+    )
     assert torch.allclose(got["diff2"], want["diff2"], rtol=1e-14)
     one = base.clone()
     one[3, 2, 1] += 5

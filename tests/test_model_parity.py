@@ -48,7 +48,10 @@ def check(name: str, layer: int | None, point: str, first: int, got: torch.Tenso
         boundaries = z["X_boundaries"].tolist()
         if layer is None or layer + 1 not in boundaries:
             return 0
-        want, key = z["X" if point == "streams" else "A"][boundaries.index(layer + 1)], "X" if point == "streams" else "A"
+        want, key = (
+            z["X" if point == "streams" else "A"][boundaries.index(layer + 1)],
+            "X" if point == "streams" else "A",
+        )
     elif point == "logits":
         want, key = z["logits"], "logits"
     elif point in ("global_kv", "index_k", "latent"):
@@ -110,7 +113,9 @@ def test_dense_reference_reproduces_the_fixtures(name, dtype):
     if name != "full":
         arm, cut = ("decoder", None) if name == "dec_trunc" else ("encoder", int(name[5:]))
         prefix = {
-            l: (cut // c.compress_ratios[l], full[l]["global_kv"], full[l]["index_k"]) for l in c.kv_source_layer_ids if cut
+            l: (cut // c.compress_ratios[l], full[l]["global_kv"], full[l]["index_k"])
+            for l in c.kv_source_layer_ids
+            if cut
         }
         rules = Rules(boundary=lambda l: boundary(c, arm, cut, c.sliding_window, v41.PROMPT_END, l), prefix=prefix)
     row0, seen = int(v41.arrays(name).get("row0", 0)), 0

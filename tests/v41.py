@@ -41,7 +41,10 @@ def shape(forced: int = 0, tokens: int = TOKENS) -> Shape:
 
 
 def rows(
-    executor: Executor, requests: list[Request], want: tuple[str, ...] = ("hidden", "logits", "attn_out"), tokens: dict | None = None
+    executor: Executor,
+    requests: list[Request],
+    want: tuple[str, ...] = ("hidden", "logits", "attn_out"),
+    tokens: dict | None = None,
 ) -> list[dict[str, torch.Tensor]]:
     """Per request: hook point → its rows, after running the requests as one plan."""
     out: list[dict[str, torch.Tensor]] = [{} for _ in requests]
