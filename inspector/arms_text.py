@@ -5,6 +5,8 @@ from typing import Any
 from replayscope.inspector.verdict import ArmRow, Verdict, arm_table, verdict
 from replayscope.traces.reader import TraceReader
 
+# Products of other shapes differ by this much in fp64, whether or not a noise run happened to show it in the region.
+_TINY = 1e-14
 _HEAD = ("arm", "runs", "vs oracle", "in exact", "floor", "window KV by layer", "KL max", "top-1", "flips", "replayed",
          "cached", "fresh", "bugs")  # fmt: skip
 
@@ -69,7 +71,7 @@ def _layer(value: float | None, floor: float | None) -> str:
         return "  ·"
     if value == 0:
         return "  0"
-    if floor is not None and value <= floor:
+    if value <= max(floor or 0.0, _TINY):
         return "  ~"
     if value >= 0.995:
         return f"{value:3.0f}"

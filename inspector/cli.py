@@ -22,6 +22,10 @@ from replayscope.inspector.options import Result
 from replayscope.inspector.parser import build_parser
 
 
+# Torch's threads wait by spinning; beside another busy process that made a sweep ten times slower (measured).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `argv` is sys.argv without the program's name."""
     words = list(sys.argv[1:] if argv is None else argv)

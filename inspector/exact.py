@@ -31,9 +31,12 @@ def exact_rows(config: ModelConfig, request: Request) -> tuple[np.ndarray, np.nd
         key_ok = np.zeros(r.stop, bool)
         key_ok[r.start :] = enters[l] & (position >= r.first_window[l])
         key_ok[: r.start] = below_ok
-        key_ok[: r.floor[l]] = False
         bad = np.concatenate(([0], np.cumsum(~key_ok)))
-        out = enters[l] & (position >= r.first_row[l]) & (bad[position + 1] == bad[np.maximum(position - W + 1, 0)])
+        first_key = np.maximum(position - W + 1, 0)
+        floor = np.zeros(rows, np.int64)
+        for row, value in r.floors(l):
+            floor[max(row - r.start, 0) :] = value
+        out = enters[l] & (position >= r.first_row[l]) & (first_key >= floor) & (bad[position + 1] == bad[first_key])
         source = config.kv_source(l)
         if source is not None:
             dirty = np.concatenate(([0], np.cumsum(~clean[source])))

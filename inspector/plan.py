@@ -13,6 +13,7 @@ class Request:
     window: W as this request applies it. floor[l]: lowest window key that layer l may see.
     first_row[l]: first row that runs in full; first_window[l]: first row that writes window KV;
     first_entry[l]: first entry that writes global KV (used at kv sources).
+    floor_steps: (row, floor per layer): rows from that one on have these floors instead, as later chunks of a prefill do.
     prefix: name of the request whose global entries below cut // ratio are read. window_owner: name of the request
     whose window slots lie below ``start``. private_prefix: the prefix is copied first, since the arm writes into it.
     chunk: rows per block of its own; None lets the executor pack the request with others.
@@ -28,6 +29,7 @@ class Request:
     first_row: tuple[int, ...]
     first_window: tuple[int, ...]
     first_entry: tuple[int, ...]
+    floor_steps: tuple[tuple[int, tuple[int, ...]], ...] = ()
     cut: int | None = None
     replay: int | None = None
     prefix: str | None = None
@@ -60,6 +62,10 @@ class Request:
         """Entries of the prefix that lie wholly below the cut."""
         return (self.cut or 0) // ratio if self.prefix and ratio else 0
 
+    def floors(self, layer: int) -> list[tuple[int, int]]:
+        """(first row, floor) of each stretch of rows, in order; the first starts at ``start``."""
+        return [(self.start, self.floor[layer]), *((row, floors[layer]) for row, floors in self.floor_steps)]
+
     def projected(self, layer: int) -> int:
         """First row whose input of ``layer`` exists: the first that ran in full in the layer before."""
         return self.first_row[layer - 1] if layer else self.start
@@ -73,12 +79,13 @@ class Request:
                 raise ValueError(f"{self.name}: layer {l} runs row {self.first_row[l]} that layer {l - 1} did not")
             if self.first_window[l] < self.projected(l) or self.first_window[l] > self.first_row[l]:
                 raise ValueError(f"{self.name}: layer {l} cannot write window KV from row {self.first_window[l]}")
-            reach = max(self.floor[l], self.first_row[l] - self.window + 1, 0)
             owned = self.window_owner is not None and self.first_window[l] == self.start
-            if reach < self.first_window[l] and not owned:
-                raise ValueError(
-                    f"{self.name}: layer {l} may see window key {reach}, written from {self.first_window[l]} on"
-                )
+            for row, floor in self.floors(l):
+                reach = max(floor, max(row, self.first_row[l]) - self.window + 1, 0)
+                if reach < self.first_window[l] and not owned:
+                    raise ValueError(
+                        f"{self.name}: layer {l} may see window key {reach}, written from {self.first_window[l]} on"
+                    )
 
 
 @dataclass(frozen=True)

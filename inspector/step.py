@@ -304,7 +304,11 @@ class Step:
         """Window slots [rows, W] and global slots [rows, k] of the block's rows in the pools, -1 where absent."""
         requests = self.plan.requests
         widths = {requests[i].window for i, _, _ in b.segments}
-        floor = b.take(self.per_row("floor", l, lambda: [r.floor[l] for r in requests]))[:, 0]
+        floor = b.take(self.per_row("floor", l, lambda: [r.floor[l] for r in requests]))[:, 0].clone()
+        for request, lo, hi in b.segments:
+            for row, floors in requests[request].floor_steps:
+                late = at[lo:hi] >= row
+                floor[lo:hi] = torch.where(late, floors[l], floor[lo:hi])
         if len(widths) > 1:
             own_width = b.take(self.per_row("window", 0, lambda: [r.window for r in requests]))[:, 0]
             floor = torch.maximum(floor, at - own_width + 1)
