@@ -12,7 +12,8 @@ from replayscope.inspector.layout import Layout
 from replayscope.inspector.packing import Block, Span, blocks, pack
 from replayscope.kernels.attention import window_global_attention, window_keys
 from replayscope.kernels.index import candidate_blocks, index_scores, keep_candidates, topk_entries
-from replayscope.model import ops
+from replayscope.model import ops, rounding
+from replayscope.model.engram import add_engram, hash_rows
 from replayscope.model.weights import Layer
 
 
@@ -146,13 +147,17 @@ class Step:
             sides = {"content": w.compressor.wkv} | ({"score": w.compressor.wgate} if c.compress_ratios[l] == 2 else {})
             self.compressor_in = {k: self.buffer(k, c.head_dim, dtype=acc) for k in sides}
             parts = {k: v.to(acc) for k, v in sides.items() if v is not None}
+        rows = self._engram_rows(l, w)
         for b in run:
+            if w.engram is not None and rows is not None:
+                b.put(self.streams, add_engram(b.take(self.streams), b.take(rows), w.engram, c))
             x = ops.rms_norm(ops.collapse(b.take(self.streams), b.take(self.mix)), w.attn_norm, c.rms_norm_eps)
             at = b.take(self.position)
             b.put(self.attn_in, x)
             b.put(self.qr, ops.rms_norm(F.linear(x, w.wq_a), w.q_norm, c.rms_norm_eps))
             kv = ops.rms_norm(F.linear(x, w.wkv), w.kv_norm, c.rms_norm_eps)
-            b.put(self.kv, ops.rotate(kv, cos[at], sin[at]))
+            kv = ops.rotate(kv, cos[at], sin[at])
+            b.put(self.kv, rounding.round_window(kv) if c.activation_fake_quant else kv)
             for k, weight in parts.items():
                 b.put(self.compressor_in[k], F.linear(x.to(weight.dtype), weight))
         window = self.layout.window(l if self.settings.keep_state else None)
@@ -160,6 +165,16 @@ class Step:
             live = s.since(self.plan.requests[s.request].first_window[l])
             slot = int(self.layout.window_shift[s.request]) + live.first
             window[slot : slot + live.count] = self.kv[live.rows]
+
+    def _engram_rows(self, l: int, w: Layer) -> Tensor | None:
+        """Table rows [rows, orders·heads] of an Engram layer: from token ids alone, those before the first row included."""
+        if w.engram is None:
+            return None
+        parts = [
+            hash_rows(self.config, l, self.now.ids[s.request][: s.first + s.count], w.engram.token_map, s.first)
+            for s in self.spans
+        ]
+        return torch.cat(parts).to(self.device)
 
     def _write_entries(self, l: int, w: Layer) -> tuple[list[Span], dict[str, Tensor]]:
         """Pool, norm and store the entries that became complete; check that no kept entry's bytes changed."""
@@ -186,8 +201,9 @@ class Step:
         ):
             x, at = b.take(latent), b.take(entry) * ratio
             k = ops.rms_norm(F.linear(x, w.compressor.wk), w.compressor.k_norm, c.rms_norm_eps)
-            b.put(key, ops.rotate(k, cos[at], sin[at]))
-            b.put(kv, ops.rotate(x, cos[at], sin[at]))
+            k, v = ops.rotate(k, cos[at], sin[at]), ops.rotate(x, cos[at], sin[at])
+            b.put(key, rounding.round_index(k) if c.activation_fake_quant else k)
+            b.put(kv, rounding.round_main(v) if c.activation_fake_quant else v)
         pools = self.layout.entries(l)
         owners = {o for o in self.layout.prefix_owner if o >= 0}
         new = (kv, key)
@@ -263,6 +279,8 @@ class Step:
         q = ops.rotate(
             F.linear(qr, w.indexer.wq_b).unflatten(-1, (c.index_n_heads, -1)), cos[at][:, None], sin[at][:, None]
         )
+        if c.activation_fake_quant:
+            q = rounding.round_index(q)
         weights = ops.index_weights(x, w.indexer.weights_proj, c)
         pool = self.layout.entries(source)[1]
         picks = torch.full((len(at), c.index_topk), -1, dtype=torch.long, device=self.device)

@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -53,6 +53,9 @@ def write_trace(options: RunOptions) -> Path:
     path = Path(options.out)
     loaded = _load(options)
     model, ids = loaded.model, loaded.ids
+    if options.audit:
+        # A rounding bin that flips is no bug and would look like one.
+        model = replace(model, config=replace(model.config, activation_fake_quant=False))
     shape = Shape(model.config, len(ids), options.forced)
     if options.forced >= len(ids):
         raise UsageError(f"--forced {options.forced} leaves no prompt: there are {len(ids)} tokens")

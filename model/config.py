@@ -58,6 +58,13 @@ class ModelConfig:
     swiglu_limit: float = 10.0
     max_position_embeddings: int = 1048576
     engram_layer_ids: tuple[int, ...] = ()
+    engram_max_ngram_size: int = 4
+    engram_vocab_size: int = 0
+    engram_n_heads: int = 8
+    engram_head_dim: int = 256
+    engram_pad_token_id: int = 2
+    engram_compressed_vocab_size: int = 0
+    image_token_id: int = -1
     activation_fake_quant: bool = False
 
     def __post_init__(self) -> None:
@@ -89,6 +96,10 @@ class ModelConfig:
                 )
         if self.num_attention_heads % self.o_groups:
             raise ValueError(f"num_attention_heads {self.num_attention_heads} % o_groups {self.o_groups} must be 0")
+        if self.engram_layer_ids and not max(self.engram_layer_ids) < self.decoder_start:
+            raise ValueError("engram_layer_ids must lie before the last kv source: later layers may not run every row")
+        if self.engram_layer_ids and min(self.engram_vocab_size, self.engram_compressed_vocab_size) < 1:
+            raise ValueError("engram_layer_ids needs engram_vocab_size and engram_compressed_vocab_size")
         if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > min(self.head_dim, self.index_head_dim):
             raise ValueError("qk_rope_head_dim must be even and at most head_dim and index_head_dim")
         if self.num_experts_per_tok > self.n_routed_experts:
@@ -127,10 +138,11 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON in the official layout (``text_config`` inside)."""
         text = asdict(self)
-        quantised = text.pop("activation_fake_quant")
+        quantised, image = text.pop("activation_fake_quant"), text.pop("image_token_id")
         return {
             "architectures": ["DeepseekV41ForCausalLM"],
             "model_type": "deepseek_v41",
+            "image_token_id": image,
             "text_config": {"model_type": "deepseek_v41_text", **text},
             "activation_fake_quant": quantised,
         }
@@ -152,6 +164,7 @@ class ModelConfig:
         values["activation_fake_quant"] = bool(
             raw.get("activation_fake_quant", raw.get("_fixture", {}).get("activation_fake_quant", False))
         )
+        values.setdefault("image_token_id", raw.get("image_token_id", -1))
         missing = [k for k in _REQUIRED if k not in values]
         if missing:
             raise ValueError(f"config lacks {', '.join(missing)}")

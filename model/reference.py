@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from replayscope.model import ops
+from replayscope.model import ops, rounding
 from replayscope.model.config import ModelConfig
+from replayscope.model.engram import add_engram, hash_rows
 from replayscope.model.weights import Layer, Model
 
 NEG_INF = -math.inf
@@ -71,12 +72,18 @@ def dense_pass(model: Model, ids: Tensor, rules: Rules = Rules()) -> Iterator[Fr
     for l in c.layers:
         w, out = model.layers[l], Frame(l)
         t = out.tensors
+        if w.engram is not None:
+            rows = torch.stack([hash_rows(c, l, one, w.engram.token_map) for one in ids])
+            streams = add_engram(streams, rows, w.engram, c)
+            t["engram_rows"] = rows
         cos, sin = ropes[c.compress_ratios[l] > 0]
         post_pre, post, comb = ops.mhc(streams, w.hc_attn, c)
         x = ops.rms_norm(ops.collapse(streams, mix), w.attn_norm, c.rms_norm_eps)
         qr = ops.rms_norm(F.linear(x, w.wq_a), w.q_norm, c.rms_norm_eps)
         q = ops.rotate(F.linear(qr, w.wq_b).unflatten(-1, (c.num_attention_heads, -1)), cos[:, None], sin[:, None])
         kv = ops.rotate(ops.rms_norm(F.linear(x, w.wkv), w.kv_norm, c.rms_norm_eps), cos, sin)
+        if c.activation_fake_quant:
+            kv = rounding.round_window(kv)
         t |= {"attn_in": x, "window_kv": kv}
         source, picks = c.kv_source(l), c.index_source(l)
         if source == l:
@@ -203,6 +210,8 @@ def _global_entries(
     first = slice(0, latent.shape[1] * ratio, ratio)
     key = ops.rms_norm(F.linear(latent, w.compressor.wk), w.compressor.k_norm, c.rms_norm_eps)
     kv, key = ops.rotate(latent, cos[first], sin[first]), ops.rotate(key, cos[first], sin[first])
+    if c.activation_fake_quant:
+        kv, key = rounding.round_main(kv), rounding.round_index(key)
     if prefix is not None:
         kept, old_kv, old_key = prefix
         kv = torch.cat((old_kv[:, :kept], kv[:, kept:]), 1)
@@ -217,6 +226,8 @@ def _index_scores(
     """Σ_h w_h·ReLU(q_h·k_j) as [B, N, E] in acc, -inf where entry j is not visible."""
     assert w.indexer is not None
     q = ops.rotate(F.linear(qr, w.indexer.wq_b).unflatten(-1, (c.index_n_heads, -1)), cos[:, None], sin[:, None])
+    if c.activation_fake_quant:
+        q = rounding.round_index(q)
     weights = ops.index_weights(x, w.indexer.weights_proj, c)
     raw = torch.einsum("bnhd,bed->bnhe", q.to(weights.dtype), key.to(weights.dtype)).relu()
     scores = torch.einsum("bnhe,bnh->bne", raw, weights)

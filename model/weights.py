@@ -9,9 +9,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from replayscope.model.config import ModelConfig
+from replayscope.model.engram import Engram, table_sizes
 from replayscope.model.ops import Experts, Mix
 
 TILE = 32
+# Engram's map from token ids to compressed ids, a JSON list; it is derived from the tokenizer, not from the weights.
+TOKEN_MAP = "engram_token_map.json"
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 
 
@@ -57,6 +60,7 @@ class Layer:
     experts: Experts
     compressor: Compressor | None
     indexer: Indexer | None
+    engram: Engram | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def decode(weight: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Official name → logical shape of every tensor that the model reads (Engram, vision and DSpark are not)."""
+    """Official name → logical shape of every tensor that the model reads (vision and DSpark are not)."""
     c = config
     d, D, h, n, f = c.hidden_size, c.head_dim, c.num_attention_heads, c.hc_mult, c.moe_intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
@@ -140,18 +144,23 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if i in c.index_source_layer_ids:
             layer["attn.indexer.wq_b.weight"] = (c.index_n_heads * c.index_head_dim, c.q_lora_rank)
             layer["attn.indexer.weights_proj.weight"] = (c.index_n_heads, d)
+        if i in c.engram_layer_ids:
+            width = (c.engram_max_ngram_size - 1) * c.engram_n_heads * c.engram_head_dim
+            layer |= {"engram.embed.weight": (sum(table_sizes(c)[i]), c.engram_head_dim)}
+            layer |= {"engram.wkv.weight": ((n + 1) * d, width), "engram.q_weight": (n, d), "engram.k_weight": (n, d)}
         shapes |= {f"layers.{i}.{k}": v for k, v in layer.items()}
     return shapes
 
 
-def build(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
+def build(config: ModelConfig, tensors: dict[str, Tensor], token_map: Tensor | None = None) -> Model:
     """The model from decoded tensors by official name. Raises WeightsError naming what is missing, misshapen, NaN."""
-    if config.engram_layer_ids:
-        raise WeightsError(
-            f"Engram layers {list(config.engram_layer_ids)} are not modelled yet; set engram_layer_ids to []"
-        )
-    if config.activation_fake_quant:
-        raise WeightsError("rounded activations are not modelled yet; set activation_fake_quant to false")
+    if config.engram_layer_ids and token_map is None:
+        raise WeightsError(f"Engram needs the map from token ids to compressed ids: put {TOKEN_MAP} beside config.json")
+    if token_map is not None and config.engram_layer_ids:
+        if len(token_map) != config.vocab_size or int(token_map.max()) >= config.engram_compressed_vocab_size:
+            raise WeightsError(
+                f"{TOKEN_MAP} must hold {config.vocab_size} ids below {config.engram_compressed_vocab_size}"
+            )
     want = expected_shapes(config)
     missing = [k for k in want if k not in tensors]
     wrong = [
@@ -173,7 +182,7 @@ def build(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
         def stack(name: str) -> Tensor:
             return torch.stack([get(f"ffn.experts.{j}.{name}.weight") for j in range(config.n_routed_experts)])
 
-        compressor = indexer = None
+        compressor = indexer = engram = None
         if i in config.kv_source_layer_ids:
             pair = config.compress_ratios[i] == 2
             compressor = Compressor(
@@ -185,6 +194,15 @@ def build(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
             )
         if i in config.index_source_layer_ids:
             indexer = Indexer(get("attn.indexer.wq_b.weight"), get("attn.indexer.weights_proj.weight"))
+        if i in config.engram_layer_ids:
+            assert token_map is not None
+            engram = Engram(
+                embed=get("engram.embed.weight"),
+                wkv=get("engram.wkv.weight"),
+                q_weight=get("engram.q_weight"),
+                k_weight=get("engram.k_weight"),
+                token_map=token_map,
+            )
         return Layer(
             attn_norm=get("attn_norm.weight"),
             wq_a=get("attn.wq_a.weight"),
@@ -210,6 +228,7 @@ def build(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
             ),
             compressor=compressor,
             indexer=indexer,
+            engram=engram,
         )
 
     return Model(
@@ -275,7 +294,18 @@ def load(
             raise WeightsError(f"{path} has no config.json") from None
         except (json.JSONDecodeError, ValueError, TypeError, UnicodeDecodeError) as e:
             raise WeightsError(f"{file}: {e}") from e
-    return build(config, read_tensors(path, config, dtype, device))
+    return build(config, read_tensors(path, config, dtype, device), read_token_map(path))
+
+
+def read_token_map(folder: Path) -> Tensor | None:
+    """token id → compressed id [vocab], from the file beside the config; None if there is none."""
+    file = folder / TOKEN_MAP
+    if not file.is_file():
+        return None
+    try:
+        return torch.tensor(json.loads(file.read_text(encoding="utf-8")), dtype=torch.long)
+    except (ValueError, TypeError, UnicodeDecodeError) as e:
+        raise WeightsError(f"{file} is not a JSON list of ids: {e}") from e
 
 
 def _some(names: list[str]) -> str:

@@ -133,7 +133,7 @@ def test_a_broken_checkpoint_is_one_line(folder, tmp_path, capsys, fault):
     code, text, err = run(capsys, "record", "-m", broken, "-p", IDS, "--arms", "full", "-o", tmp_path / "t.h5")
     assert code == 2 and text == "" and len(err.strip().splitlines()) == 1, err
     says = {"nan": "NaN", "missing": "missing layers.3", "shape": "misshapen", "garbage": "cannot read weights",
-            "no config": "no config.json", "bad config": "config lacks", "engram": "Engram"}  # fmt: skip
+            "no config": "no config.json", "bad config": "config lacks", "engram": "engram_token_map.json"}  # fmt: skip
     assert says[fault] in err
     assert not (tmp_path / "t.h5").exists()
 

@@ -18,7 +18,12 @@ TOLERANCE = {
     torch.float64: {"X": 5e-6, "A": 2e-6, "kv": 2e-6, "logits": 2e-6},
     torch.float32: {"X": 3e-4, "A": 5e-5, "kv": 5e-5, "logits": 5e-5},
 }
-SCENARIOS = ("full", "enc_H10", "enc_H16", "enc_H24", "enc_H40", "dec_trunc", "dec_fullwin", "both_H24")
+SCENARIOS = {
+    "plain": ("full", "enc_H10", "enc_H16", "enc_H24", "enc_H40", "dec_trunc", "dec_fullwin", "both_H24"),
+    "released": ("full", "enc_H16", "enc_H40", "dec_trunc", "dec_fullwin", "both_H24"),
+}
+# The dense pass knows the paper's boundaries; the full-window decoder variants belong to another semantics.
+DENSE = ("full", "enc_H10", "enc_H16", "enc_H24", "enc_H40", "dec_trunc")
 ARRAYS = {"window_kv": "kv", "router_weights": "A", "router_margin": "A", "index_margin": "A"}
 
 
@@ -39,9 +44,11 @@ def plan_of(name: str) -> Request:
     return replace(made, arm=name, first_window=tuple(until), floor=tuple(floor))
 
 
-def check(name: str, layer: int | None, point: str, first: int, got: torch.Tensor, dtype: torch.dtype) -> int:
+def check(
+    name: str, layer: int | None, point: str, first: int, got: torch.Tensor, dtype: torch.dtype, variant: str = "plain"
+) -> int:
     """Compare rows [first, …) of a point with the fixture; returns how many numbers were compared."""
-    c, z = v41.config(), v41.arrays(name)
+    c, z = v41.config(variant), v41.arrays(name, variant)
     row0 = int(z.get("row0", 0))
     key, tolerance = ARRAYS.get(point, point), TOLERANCE[dtype]
     if point in ("streams", "mix"):
@@ -78,36 +85,44 @@ def check(name: str, layer: int | None, point: str, first: int, got: torch.Tenso
         return a.size
     assert (np.isfinite(a) == np.isfinite(r)).all(), f"{name} layer {layer} {point}: infinities differ"
     finite = np.isfinite(r)
-    worst = np.abs(a[finite].astype(np.float64) - r[finite]).max(initial=0.0)
-    assert worst <= tolerance[key if key in tolerance else "A"], f"{name} layer {layer} {point}: {worst:.1e}"
+    gaps = np.abs(a[finite].astype(np.float64) - r[finite])
+    limit = tolerance[key if key in tolerance else "A"]
+    if variant == "released" and dtype == torch.float32:
+        # The README allows one rounding bin to flip in float32: at most 0.1 % of cached elements, then logits to 1e-2.
+        assert (gaps > limit).mean() <= 1e-3 or (key == "logits" and gaps.max() <= 1e-2), f"{name} {layer} {point}"
+        return a.size
+    assert gaps.max(initial=0.0) <= limit, f"{name} layer {layer} {point}: {gaps.max():.1e}"
     return a.size
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
 @pytest.mark.parametrize("reproducible", [False, True], ids=["packed", "reproducible"])
-def test_executor_reproduces_every_array_of_every_fixture(dtype, reproducible):
-    requests = [plan_of(name) for name in SCENARIOS]
-    executor = Executor(v41.model(dtype), block=50, reproducible=reproducible)
-    compared = dict.fromkeys(SCENARIOS, 0)
+@pytest.mark.parametrize("variant", ["plain", "released"])
+def test_executor_reproduces_every_array_of_every_fixture(variant, dtype, reproducible):
+    names = SCENARIOS[variant]
+    requests = [plan_of(name) for name in names]
+    executor = Executor(v41.model(dtype, variant), block=50, reproducible=reproducible)
+    compared = dict.fromkeys(names, 0)
     for frame in executor.run(Plan(tuple(requests)), {"prompt": v41.ids()}, frozenset({"logits"})):
         for point, spans in frame.spans.items():
-            for name, s in zip(SCENARIOS, spans, strict=True):
+            for name, s in zip(names, spans, strict=True):
                 if point != "candidates":
-                    compared[name] += check(name, frame.layer, point, s.first, frame.tensors[point][s.rows], dtype)
-    assert executor.prefix_check.changed == [0] * len(SCENARIOS)
+                    got = frame.tensors[point][s.rows]
+                    compared[name] += check(name, frame.layer, point, s.first, got, dtype, variant)
+    assert executor.prefix_check.changed == [0] * len(names)
     # Nothing may drop out of the comparison unseen: window KV, streams, mixes, choices, margins and logits are there.
     # full holds 13 boundaries and every row; the others 4 boundaries and the rows from row0 on.
-    for name in SCENARIOS:
-        z = v41.arrays(name)
+    for name in names:
+        z = v41.arrays(name, variant)
         least = z["X"].size + z["window_kv"].size + z["logits"].size + z["router_topk"].size
         least -= z["X"][0].size if name == "full" else 0
         assert compared[name] >= least, f"{name}: {compared[name]} numbers compared, {least} are in the file"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
-@pytest.mark.parametrize("name", ["full", "enc_H10", "enc_H16", "enc_H24", "enc_H40", "dec_trunc"])
-def test_dense_reference_reproduces_the_fixtures(name, dtype):
-    c, model, ids = v41.config(), v41.model(dtype), v41.ids()[None]
+@pytest.mark.parametrize(("variant", "name"), [(v, n) for v, names in SCENARIOS.items() for n in names if n in DENSE])
+def test_dense_reference_reproduces_the_fixtures(variant, name, dtype):
+    c, model, ids = v41.config(variant), v41.model(dtype, variant), v41.ids()[None]
     full = {f.layer: f.tensors for f in dense_pass(model, ids)}
     rules = Rules()
     if name != "full":
@@ -118,17 +133,19 @@ def test_dense_reference_reproduces_the_fixtures(name, dtype):
             if cut
         }
         rules = Rules(boundary=lambda l: boundary(c, arm, cut, c.sliding_window, v41.PROMPT_END, l), prefix=prefix)
-    row0, seen = int(v41.arrays(name).get("row0", 0)), 0
+    row0, seen = int(v41.arrays(name, variant).get("row0", 0)), 0
     for frame in dense_pass(model, ids, rules):
         for point, tensor in frame.tensors.items():
             if point == "candidates":
                 if name == "full":
-                    assert (tensor[0].numpy() == v41.arrays("full")["candidate_mask"]).all()
+                    assert (tensor[0].numpy() == v41.arrays("full", variant)["candidate_mask"]).all()
+            elif point == "engram_rows":
+                assert (tensor[0].numpy() == v41.arrays("full", variant)["engram_hash_L1"]).all()
             elif point in ("global_kv", "index_k", "latent"):
-                seen += check(name, frame.layer, point, 0, tensor[0], dtype)
+                seen += check(name, frame.layer, point, 0, tensor[0], dtype, variant)
             else:
-                seen += check(name, frame.layer, point, row0, tensor[0, row0:], dtype)
-    assert seen > v41.arrays(name)["window_kv"].size
+                seen += check(name, frame.layer, point, row0, tensor[0, row0:], dtype, variant)
+    assert seen > v41.arrays(name, variant)["window_kv"].size
 
 
 def test_decoded_weights_are_the_fixtures():

@@ -10,25 +10,27 @@ from replayscope.inspector.executor import Executor
 from replayscope.inspector.plan import Plan, Request
 from replayscope.inspector.semantics import Shape
 from replayscope.model.config import ModelConfig
-from replayscope.model.weights import Model, load
+from replayscope.model.weights import Model, build, read_tensors
 
 ROOT = Path(__file__).parent / "fixtures" / "v41"
 TOKENS, PROMPT_END = 68, 56
 
 
 @cache
-def config() -> ModelConfig:
-    return ModelConfig.load(ROOT / "plain" / "config.json")
+def config(variant: str = "plain") -> ModelConfig:
+    return ModelConfig.load(ROOT / variant / "config.json")
 
 
 @cache
-def model(dtype: torch.dtype = torch.float64) -> Model:
-    return load(ROOT / "weights", dtype, config=config())
+def model(dtype: torch.dtype = torch.float64, variant: str = "plain") -> Model:
+    """plain: no rounding, no Engram; released: both."""
+    token_map = torch.tensor(arrays("full", "released")["engram_token_map"]).long()
+    return build(config(variant), read_tensors(ROOT / "weights", config(variant), dtype), token_map)
 
 
 @cache
-def arrays(name: str) -> dict[str, np.ndarray]:
-    with np.load(ROOT / "plain" / f"{name}.npz") as z:
+def arrays(name: str, variant: str = "plain") -> dict[str, np.ndarray]:
+    with np.load(ROOT / variant / f"{name}.npz") as z:
         return dict(z)
 
 
