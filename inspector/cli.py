@@ -21,7 +21,6 @@ from replayscope.inspector.names import nearest, unknown
 from replayscope.inspector.options import Result
 from replayscope.inspector.parser import build_parser
 
-
 # Torch's threads wait by spinning; beside another busy process that made a sweep ten times slower (measured).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

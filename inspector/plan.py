@@ -13,9 +13,10 @@ class Request:
     window: W as this request applies it. floor[l]: lowest window key that layer l may see.
     first_row[l]: first row that runs in full; first_window[l]: first row that writes window KV;
     first_entry[l]: first entry that writes global KV (used at kv sources).
-    floor_steps: (row, floor per layer): rows from that one on have these floors instead, as later chunks of a prefill do.
+    floor_steps: (row, floor per layer): rows from there on have these floors instead, as later chunks of a prefill do.
     prefix: name of the request whose global entries below cut // ratio are read. window_owner: name of the request
     whose window slots lie below ``start``. private_prefix: the prefix is copied first, since the arm writes into it.
+    frozen: top-k and experts are taken from the plan's first request, so that only smooth error is left.
     chunk: rows per block of its own; None lets the executor pack the request with others.
     tokens: "prompt", or "foreign" for the other prompt that a stale window comes from.
     """
@@ -35,6 +36,7 @@ class Request:
     prefix: str | None = None
     window_owner: str | None = None
     private_prefix: bool = False
+    frozen: bool = False
     chunk: int | None = None
     tokens: str = "prompt"
     semantics: str = "paper"

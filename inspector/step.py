@@ -167,7 +167,7 @@ class Step:
             window[slot : slot + live.count] = self.kv[live.rows]
 
     def _engram_rows(self, l: int, w: Layer) -> Tensor | None:
-        """Table rows [rows, orders·heads] of an Engram layer: from token ids alone, those before the first row included."""
+        """Table rows [rows, orders·heads] of an Engram layer, from token ids alone: those before the first row too."""
         if w.engram is None:
             return None
         parts = [
@@ -302,15 +302,22 @@ class Step:
             elif c.uses_candidates(l):
                 scores = keep_candidates(scores, pool_blocks[lo:hi], c.candidate_block_size)
             picks[lo:hi], margins[lo:hi] = topk_entries(scores, c.index_topk)
-        if self.settings.frozen:
-            first = self.spans[0]
-            mine = at - first.first + first.at
-            frozen = self.topk[mine]
-            picks = torch.where((b.take(self.request) == 0)[:, None], picks, frozen)
+        picks = self._or_frozen(b, at, picks, self.topk)
         b.put(self.topk, picks)
         b.put(self.topk_margin, margins)
         if l == c.candidate_source_layer_id:
             b.put(self.candidates, pool_blocks)
+
+    def _or_frozen(self, b: Block, at: Tensor, own: Tensor, all_rows: Tensor) -> Tensor:
+        """A block's choices [rows, k]: their own, or for frozen requests those of the first request at the same place."""
+        requests = self.plan.requests
+        if not self.settings.frozen and not any(requests[i].frozen for i, _, _ in b.segments):
+            return own
+        frozen = self.per_row(
+            "frozen", 0, lambda: [i > 0 and (self.settings.frozen or r.frozen) for i, r in enumerate(requests)]
+        )
+        first = self.spans[0]
+        return torch.where(b.take(frozen), all_rows[at - first.first + first.at], own)
 
     def per_row(self, name: str, key: int, values: Callable[[], list[int]]) -> Tensor:
         """A number per request, spread over the packed rows [rows, 1]; made once per step and key."""
@@ -371,10 +378,7 @@ class Step:
         h = ops.rms_norm(ops.collapse(streams, pre), w.ffn_norm, c.rms_norm_eps)
         scores = ops.router_scores(h, w.experts)
         experts, margin = ops.choose_experts(scores, w.experts, c.num_experts_per_tok)
-        if self.settings.frozen:
-            first = self.spans[0]
-            frozen = self.router[at - first.first + first.at]
-            experts = torch.where((b.take(self.request) == 0)[:, None], experts, frozen)
+        experts = self._or_frozen(b, at, experts, self.router)
         y = ops.moe(h, w.experts, experts, scores, c, whole=self.settings.reproducible)
         if "ffn_out" in outs:
             b.put(outs["ffn_out"], y)

@@ -33,8 +33,9 @@ def run(capsys, *words) -> tuple[int, str, str]:
 
 def test_record_writes_states_and_divergence_that_can_be_run_again(folder, tmp_path, capsys):
     out = tmp_path / "t.h5"
-    words = ["record", "-m", folder, "-p", IDS, "--arms", "full,repeat,rechunk,hit,encoder,oracle:encoder", "--cuts", "40"]
-    code, text, _ = run(capsys, *words, "--hooks", "layers.{0,5}.window_kv,layers.4.global_kv", "-o", out)
+    words = ["record", "-m", folder, "-p", IDS, "--arms", "full,repeat,rechunk,hit,encoder,oracle:encoder"]
+    hooks = "layers.{0,5}.window_kv,layers.4.global_kv"
+    code, text, _ = run(capsys, *words, "--cuts", "40", "--hooks", hooks, "-o", out)
     assert code == 0 and "right arms: no bug" in text and str(out) in text
     trace = TraceReader(out)
     assert trace.complete and not trace.verify() and not out.with_name("t.h5.partial").exists()
