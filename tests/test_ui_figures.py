@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,8 @@ from replayscope.ui.figures import FIGURES, chart, cut_layer, logits_by_cut, pos
 from replayscope.ui.grid import ABSENT, BUG, IDENTICAL, NOISE
 from replayscope.ui.page import figure_json
 from replayscope.ui.series import pick, series
-from tests.edited import Edited, record
+from tests.edited import Edited
+from tests.memory import memory
 from tests.synthetic import Plant, synthetic_trace
 
 CUTS = (4, 8, 9, 24, 40, 63)
@@ -26,15 +26,6 @@ def trace(tmp_path_factory) -> TraceReader:
     path = tmp_path_factory.mktemp("figures") / "t.h5"
     synthetic_trace(path, n_tokens=64, window=8, layers=5, cuts=CUTS)
     return TraceReader(path)
-
-
-def memory(*plants: Plant, cuts=(24,), **changes) -> Edited:
-    """A trace in memory that a test may change; it keeps no rows."""
-    made = record(*plants, cuts=cuts, **changes)
-    made.path, made.config = Path("t.h5"), {"kv_source_layer_ids": [2]}
-    made.tokens = Tokens(np.arange(48), ["x"] * 48)
-    made.row_points = lambda reference: []
-    return made
 
 
 def layer(figure, name: str):
@@ -53,12 +44,13 @@ def test_every_figure_is_built_and_speaks(trace, name):
     assert figure_json(FIGURES[name](trace)) == figure_json(figure), "the same trace gives the same bytes"
 
 
-def test_every_metric_at_every_point(trace):
+def test_every_metric_and_every_point(trace):
     for reference in trace.references():
-        for point in trace.points(reference):
+        for point in ("window_kv", "topk", "logits"):
             for name in metrics_of(trace.table(reference, point)):
-                for bucket in ("window", "exact", "last"):
-                    cut_layer(trace, point, name, bucket, reference=reference)
+                cut_layer(trace, point, name, "suffix", reference=reference)
+    for point in trace.points("full"):
+        cut_layer(trace, point, metrics_of(trace.table("full", point))[0], "exact")
 
 
 def test_every_arm_in_every_map(trace):
@@ -98,15 +90,16 @@ def test_a_planted_cell_and_no_other_lights_up(tmp_path):
 
 
 def test_a_planted_row_is_red_at_its_position(tmp_path):
-    fault = Plant("encoder", 40, "hidden", 3, 45, 0.7, "oracle")
+    fault = Plant("encoder", 40, "window_kv", 0, 45, 0.7, "oracle")
     synthetic_trace(tmp_path / "t.h5", n_tokens=64, window=8, layers=5, cuts=CUTS, plant=fault)
     trace = TraceReader(tmp_path / "t.h5")
     run = pick(trace.runs, "encoder").at(40).index
-    made = chart(trace, "position-layer", run=run, point="hidden", reference="oracle")
-    rows, columns = np.where(made.grid.kind == BUG)
-    if len(rows):  # a flip before it excuses the row
-        assert (rows.tolist(), made.grid.start[columns].tolist()) == ([3], [45])
-    assert made.grid.value[3, list(made.grid.start).index(45)] == pytest.approx(0.7)
+    for reference in ("oracle", "full"):
+        made = chart(trace, "position-layer", run=run, reference=reference)
+        rows, columns = np.where(made.grid.kind == BUG)
+        assert (rows.tolist(), made.grid.start[columns].tolist()) == ([0], [45])
+        assert "goes wrong first at position 45, layer 0" in made.title
+    assert chart(trace, "position-layer", run=run, reference="oracle").grid.value[0, 45 - 32] == pytest.approx(0.7)
 
 
 def test_the_exact_region_is_drawn_where_the_run_says(trace):

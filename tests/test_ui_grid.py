@@ -1,5 +1,7 @@
 """Cells before they are drawn: pooling that hides nothing, colour ranges, the border of the exact region."""
 
+import itertools
+
 import numpy as np
 import plotly.graph_objects as go
 import pytest
@@ -47,7 +49,9 @@ def test_one_spike_among_4096_cuts_survives_pooling():
 def test_pooling_keeps_every_maximum_and_every_bug(data):
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 60))
     values = st.sampled_from([0.0, 1e-9, 0.5, 2.0, np.inf, np.nan])
-    value = np.array(data.draw(st.lists(values, min_size=rows * columns, max_size=rows * columns))).reshape(rows, columns)
+    value = np.array(data.draw(st.lists(values, min_size=rows * columns, max_size=rows * columns))).reshape(
+        rows, columns
+    )
     kind = np.where(np.isnan(value), ABSENT, np.where(value == 0, IDENTICAL, np.where(value == 2, BUG, DESIGN)))
     keep = data.draw(st.sets(st.integers(-2, columns + 2), max_size=3))
     pooled = grid(value, kind).pool(keep, cells=data.draw(st.integers(1, 80)))
@@ -145,7 +149,7 @@ def test_the_outline_is_the_border_of_the_exact_region():
     pairs = list(zip(line.x, line.y, strict=True))
     segments = {frozenset(pairs[i : i + 2]) for i in range(0, len(pairs), 3)}
     stair = [(-0.5, -0.5), (-0.5, 0.5), (0.5, 0.5), (0.5, 1.5), (1.5, 1.5), (1.5, 0.5), (1.5, -0.5)]
-    for a, b in zip(stair, stair[1:], strict=False):
+    for a, b in itertools.pairwise(stair):
         assert frozenset((a, b)) in segments, f"{a} – {b} is missing"
     assert frozenset(((0.5, -0.5), (0.5, 0.5))) not in segments, "no line inside the region"
 

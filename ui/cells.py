@@ -53,9 +53,19 @@ def classes(trace: TraceReader, reference: str, point: str) -> np.ndarray:
     return kind
 
 
-def settle(kind: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Class names as strings; a cell without a number is not called identical."""
-    return np.where(np.isnan(value) & (kind == IDENTICAL), ABSENT, kind).astype(str)
+def settle(kind: np.ndarray, value: np.ndarray, exact: np.ndarray, claim: np.ndarray) -> np.ndarray:
+    """Class names as a map shows them.
+
+    A cell without a number is not called identical. Nothing is by design in the exact region: what lies there and is no
+    bug is noise, where the precision allows the claim (`claim`, which broadcasts to the cells).
+    """
+    kind = np.where(np.isnan(value) & (kind == IDENTICAL), ABSENT, kind)
+    return np.where((kind == DESIGN) & exact & claim, NOISE, kind).astype(str)
+
+
+def claims(trace: TraceReader, point: str) -> np.ndarray:
+    """Where a bound of a bug is known: bool [run, layer]."""
+    return np.isfinite(verdict.bound(trace, point))
 
 
 def inside(run: RunInfo, point: str, layer: int, bucket: str) -> bool:
@@ -90,7 +100,8 @@ def row_grid(trace: TraceReader, info: RunInfo, point: str, metric_name: str, re
     value = metric(rows, metric_name)
     head = _row_headline(trace, reference, point)
     error = metric(rows, head)
-    limit = np.nan_to_num(verdict.floor(trace, point, head)[info.index], nan=-1.0)[:, None]
+    table = trace.table(reference, point)
+    limit = np.nan_to_num(verdict.floor(trace, point, headline(table))[info.index], nan=-1.0)[:, None]
     n = rows.arrays["n"] if "n" in rows.arrays else np.ones(value.shape, int)
     exact = np.zeros(value.shape, bool)
     for layer, region in enumerate(regions(info, point, value.shape[0])):
@@ -103,10 +114,10 @@ def row_grid(trace: TraceReader, info: RunInfo, point: str, metric_name: str, re
         kind = np.where(rows.arrays["flips"] > 0, FLIP, kind)
     kind = np.where(wrong, BUG, kind)
     kind = np.where(error == METRICS[head].same, IDENTICAL, kind)
-    kind = np.where(n == 0, ABSENT, kind)
+    kind = settle(np.where(n == 0, ABSENT, kind), value, exact, claims(trace, point)[info.index][:, None])
     floor = np.broadcast_to(verdict.floor(trace, point, metric_name)[info.index][:, None], value.shape)
     labels = row_labels(value.shape[0], point)
-    return Grid(value, n, floor, kind.astype(str), exact, labels, rows.position, rows.position + 1)
+    return Grid(value, n, floor, kind, exact, labels, rows.position, rows.position + 1)
 
 
 def _row_headline(trace: TraceReader, reference: str, point: str) -> str:
@@ -147,6 +158,7 @@ def bin_grid(trace: TraceReader, table: Table, info: RunInfo, point: str, metric
         for a, b in region:
             exact[layer] |= (start >= a) & (stop <= b)
     floor = np.broadcast_to(verdict.floor(trace, point, metric_name)[info.index][:, None], value.shape)
-    kind = settle(classes(trace, reference, point)[info.index][:, at], value)
+    kind = classes(trace, reference, point)[info.index][:, at]
+    kind = settle(kind, value, exact, claims(trace, point)[info.index][:, None])
     n = table.arrays["n"][info.index][:, at]
     return Grid(value, n, floor, kind, exact, row_labels(value.shape[0], point), start, stop)

@@ -15,6 +15,7 @@ from replayscope.ui.cells import (
     DIFFERS,
     bin_grid,
     checked_table,
+    claims,
     classes,
     colour_scale,
     inside,
@@ -23,7 +24,7 @@ from replayscope.ui.cells import (
     row_labels,
     settle,
 )  # fmt: skip
-from replayscope.ui.grid import BUG, Grid, MapChart
+from replayscope.ui.grid import ABSENT, BUG, IDENTICAL, Grid, MapChart
 from replayscope.ui.series import Series, pick
 from replayscope.ui.theme import count, plural
 from replayscope.ui.titles import cut_title, position_title, reach_title
@@ -51,10 +52,11 @@ def cut_layer_chart(
     kind = classes(trace, reference, point)[runs, :, b].T
     wrong = classes(trace, reference, point)[runs, :, table.bucket("exact")].T == BUG
     kind = np.where(wrong & exact & np.isin(kind, DIFFERS), BUG, kind)
+    kind = settle(kind, value, exact, claims(trace, point)[runs].T)
     cuts = np.array(one.cuts)
     grid = Grid(
         value, table.arrays["n"][runs, :, b].T, verdict.floor(trace, point, metric_name)[runs].T,
-        settle(kind, value), exact, row_labels(value.shape[0], point), cuts, cuts + 1,
+        kind, exact, row_labels(value.shape[0], point), cuts, cuts + 1,
     )  # fmt: skip
     window = one.runs[0].window
     past = cuts[cuts > window]
@@ -98,10 +100,6 @@ def position_layer_chart(
     else:
         grid = bin_grid(trace, table, info, point, metric_name, reference)
         note = "each column is a bin of the distance from s, twice as wide as the one before"
-    cut = info.start if info.cut is None else info.cut
-    marks = [(float(info.start), f"s {count(info.start)}")] if info.start < cut else []
-    if info.cut is not None:
-        marks.append((float(cut), f"cut H {count(cut)}"))
     layers = len(grid.rows)
     outline = tuple(tuple((float(a), float(b)) for a, b in region) for region in regions(info, point, layers))
     return MapChart(
@@ -112,11 +110,11 @@ def position_layer_chart(
         meta=_meta(trace, one, point, metric_name, "all", reference) | {"run": run, "cut": info.cut},
         grid=grid,
         scale=colour_scale(trace, reference, point, metric_name),
-        axis="position, tokens from the start of the prompt",
+        axis=f"position in tokens; the run starts at s = {count(info.start)}",
         column="position",
         outline=outline,
-        marks=tuple(marks),
-        cut=float(cut) if info.cut is not None else None,
+        marks=() if info.cut is None else ((float(info.cut), f"cut H {count(info.cut)}, then the suffix"),),
+        cut=None if info.cut is None else float(info.cut),
         divider=_divider(trace, layers),
     )
 
@@ -139,7 +137,8 @@ def reach_chart(
     floors = np.broadcast_to(verdict.floor(trace, point, metric_name)[index][:, :, None], values.shape)
     best = np.where(np.isnan(values), -np.inf, values).argmax(axis=0)[None]
     value = np.take_along_axis(values, best, 0)[0]
-    kind = settle(np.take_along_axis(kinds, best, 0)[0], value)
+    kind = np.take_along_axis(kinds, best, 0)[0]
+    kind = np.where(np.isnan(value) & (kind == IDENTICAL), ABSENT, kind)
     kind = np.where((kinds == BUG).any(axis=0), BUG, kind)
     n = table.arrays["n"][index][:, :, at].sum(axis=0)
     used = n.sum(axis=0) > 0

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -110,16 +109,14 @@ def _write(target: Path, charts: dict[str, Chart], kind: str, force: bool, dark:
 
 def write_bytes(target: Path, data: bytes) -> None:
     """Replace a file by whole contents; a failure leaves what was there."""
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as part:
-            part.write(data)
-        # A temporary file is private to its owner; the result is as readable as any other new file.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(part.name, 0o666 & ~umask)
-        os.replace(part.name, target)
+        part.write_bytes(data)
+        os.replace(part, target)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _html(charts: dict[str, Chart]) -> str:

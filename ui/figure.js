@@ -20,6 +20,13 @@ window.replayscope = (() => {
     return typeof node === 'string' && node[0] === '#' ? partner(node) : node;
   }
 
+  const metaOf = (entry) => (entry && entry.figure.layout.meta) || {};
+  // Column of the marked cut: the last one that starts at or before it, as wide columns hold several; -1 without a mark.
+  function columnOf(entry) {
+    if (entry.at === undefined) return -1;
+    return (metaOf(entry).columns || []).filter((start) => start <= entry.at).length - 1;
+  }
+
   function paint(plot) {
     const entry = held.get(plot);
     if (!entry) return undefined;
@@ -36,9 +43,12 @@ window.replayscope = (() => {
     layout.height = entry.height;
     layout.autosize = true;
     layout.width = undefined;
-    if (entry.mark !== undefined) {
+    const width = plot.clientWidth / Math.max((metaOf(entry).columns || []).length, 1);
+    for (const trace of figure.data) if (trace.xgap && width < 14) trace.xgap = trace.ygap = 0;
+    const column = columnOf(entry);
+    if (column >= 0) {
       layout.shapes = (layout.shapes || []).concat({
-        type: 'rect', xref: 'x', yref: 'paper', x0: entry.mark - 0.5, x1: entry.mark + 0.5, y0: 0, y1: 1,
+        type: 'rect', xref: 'x', yref: 'paper', x0: column - 0.5, x1: column + 0.5, y0: 0, y1: 1,
         line: { color: RS_ACCENT, width: 2 }, layer: 'above',
       });
     }
@@ -70,13 +80,12 @@ window.replayscope = (() => {
     plot.setAttribute('aria-label', meta.title || '');
     const trimmed = ((parsed.layout.margin || {}).t || 84) - 26 + 40;
     const before = held.get(plot);
-    held.set(plot, { root, figure: parsed, height: (parsed.layout.height || 420) - trimmed, mark: before && before.mark });
-    mark(plot, meta.selected, false);
+    held.set(plot, { root, figure: parsed, height: (parsed.layout.height || 420) - trimmed, at: before && before.at });
     const drawn = paint(plot);
     if (!before && drawn) {
       drawn.then(() => plot.on('plotly_click', (event) => {
         const point = event.points[0];
-        const columns = (held.get(plot).figure.layout.meta || {}).columns || [];
+        const columns = metaOf(held.get(plot)).columns || [];
         plot.dispatchEvent(new CustomEvent('rs-select', {
           bubbles: true, detail: { column: columns[point.x], row: point.y },
         }));
@@ -85,16 +94,20 @@ window.replayscope = (() => {
     return drawn;
   }
 
-  // Outlines the column whose value in meta.columns is `value`.
-  function mark(plot, value, redraw = true) {
+  // Outlines the column of a cut.
+  function mark(plot, cut) {
     const entry = held.get(plot);
-    if (!entry || value === undefined || value === null) return;
-    const columns = (entry.figure.layout.meta || {}).columns || [];
-    let at = columns.findIndex((c) => c > value);
-    at = (at < 0 ? columns.length : at) - 1;
-    entry.mark = at < 0 ? undefined : at;
-    if (redraw) paint(plot);
+    if (!entry || cut === undefined || cut === null) return;
+    const before = columnOf(entry);
+    entry.at = cut;
+    if (columnOf(entry) !== before) paint(plot);
   }
+  // The same by the number of the column, where no columns were merged.
+  function markColumn(plot, column) {
+    const meta = metaOf(held.get(plot));
+    if (!meta.pooled) mark(plot, (meta.columns || [])[column]);
+  }
+  const meta = (plot) => metaOf(held.get(plot));
 
   const repaint = () => Promise.all([...held.keys()].map((plot) => {
     if (!plot.isConnected) { held.delete(plot); return undefined; }
@@ -119,5 +132,5 @@ window.replayscope = (() => {
   window.addEventListener('beforeprint', () => { printing = true; document.body.classList.add('rs-print'); repaint(); });
   window.addEventListener('afterprint', () => { printing = false; document.body.classList.remove('rs-print'); repaint(); });
 
-  return { show, mark, setMode, repaint, isDark };
+  return { show, mark, markColumn, meta, setMode, repaint, isDark };
 })();

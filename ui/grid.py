@@ -59,7 +59,7 @@ class Grid:
         width = -(-columns // max(1, budget - 2 * len(alone)))
         edges = sorted({0, columns, *range(0, columns, width), *alone, *(c + 1 for c in alone)})
         starts = np.array(edges[:-1])
-        rank = np.where(np.isnan(self.value), -np.inf, self.value)
+        rank = np.nan_to_num(self.value, nan=-np.inf, posinf=np.finfo(float).max, neginf=-np.inf)
         rank = np.where(self.kind == BUG, np.inf, rank)
         groups = zip(starts, edges[1:], strict=True)
         best = np.stack([a + rank[:, a:b].argmax(axis=1) for a, b in groups], axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -46,6 +47,8 @@ def draw(chart: MapChart, height: int | None = None) -> go.Figure:
         )  # fmt: skip
     key = [trace.name for trace in _traces(figure) if trace.type != "heatmap" and trace.showlegend is not False]
     heading(figure, chart, height or max(280, min(560, 170 + 22 * rows)), key, [int(c) for c in grid.start])
+    facts: Any = figure.layout["meta"]
+    figure.update_layout(meta=facts | {"pooled": grid.pooled > 1, "cut": chart.cut})
     return figure
 
 
@@ -130,7 +133,7 @@ def _axes(figure: go.Figure, chart: MapChart) -> None:
         ticktext=[escape(label) for _, label in ticks], tickangle=0,
     )  # fmt: skip
     step = max(1, -(-rows // 24))
-    shown = sorted({*range(0, rows, step), rows - 1} - ({rows - 1 - rows % step} if rows % step == 1 else set()))
+    shown = list(range(rows - 1, -1, -step))
     figure.update_yaxes(
         title_text="layer" if rows > 1 else "", range=[-0.5, max(rows, 1) - 0.5], tickvals=shown,
         ticktext=[escape(grid.rows[r]) for r in shown],

@@ -9,9 +9,10 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.verdict import verdict
 from replayscope.traces import TraceReader
 from replayscope.traces.errors import TraceExistsError
-from replayscope.ui import page, story
+from replayscope.ui import page, story, tables
 from replayscope.ui.cells import classes
 from replayscope.ui.export import write_bytes
 from replayscope.ui.figures import cut_layer, logits_by_cut, position_layer, reach
@@ -52,18 +53,18 @@ def render(traces: Sequence[TraceReader]) -> str:
 
 
 def _section(trace: TraceReader, drawn: list[go.Figure], named: bool) -> str:
-    own = figures(trace)
+    own, said = figures(trace), verdict(trace)
     cards = [page.card(len(drawn) + i, figure) for i, figure in enumerate(own)]
     drawn += own
     parts = [
         f'<p class="mono">{escape(story.subtitle(trace))}</p>' if named else "",
-        story.overview(trace),
+        story.overview(trace, said),
         *cards[:1],
-        _card("Arms", "the worst over the cuts of each arm; errors are relative L2 of a row", story.arms(trace)),
+        _card("Arms", "the worst over the cuts of each arm; errors are relative L2 of a row", tables.arms(trace)),
         *cards[1:],
-        _card("Where runs go wrong first", "planted faults are broken on purpose", story.faults(trace)),
-        _card("Noise floor", "what runs that are equal on paper differ by, relative L2 of a row", story.floors(trace)),
-        _card("Provenance", "what is needed to run it again", story.provenance(trace)),
+        _card("Where runs go wrong first", "planted faults are broken on purpose", tables.faults(said)),
+        _card("Noise floor", "what runs that are equal on paper differ by, relative L2 of a row", tables.floors(trace)),
+        _card("Provenance", "what is needed to run it again", tables.provenance(trace)),
     ]
     return f"<section>{''.join(parts)}</section>"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,13 +10,14 @@ import numpy as np
 from replayscope.inspector import verdict
 from replayscope.inspector.classes import RULES, dtype_of
 from replayscope.inspector.metrics import metric
+from replayscope.inspector.verdict import Verdict
 from replayscope.traces import TraceReader
 from replayscope.traces.schema import kind_of
 from replayscope.ui.cells import classes
 from replayscope.ui.grid import BUG, DESIGN, FLIP
 from replayscope.ui.series import Series, series
 from replayscope.ui.theme import count, escape, number, plural
-from replayscope.ui.words import POINT_WORDS, arm_words
+from replayscope.ui.words import arm_words
 
 Tone = Literal["", "good", "bug"]
 
@@ -33,9 +32,8 @@ class Tile:
     tone: Tone = ""
 
 
-def headline(trace: TraceReader) -> tuple[str, Tone]:
+def headline(trace: TraceReader, said: Verdict) -> tuple[str, Tone]:
     """The verdict in one sentence, and how it is meant."""
-    said = verdict.verdict(trace)
     wrong = [bug for bug in said.bugs if not bug.expected]
     if wrong:
         bug = wrong[0]
@@ -44,10 +42,7 @@ def headline(trace: TraceReader) -> tuple[str, Tone]:
         return f"Bug: {bug.arm}{cut} goes wrong first in {bug.where}: {number(bug.value)}{more}.", "bug"
     if said.missed:
         run = trace.runs[said.missed[0]]
-        return (
-            f"The planted fault {run.arm} at cut {count(run.cut or 0)} was not found: do not trust this trace.",
-            "bug",
-        )
+        return f"The planted fault {run.arm} at cut {count(run.cut or 0)} was not found: no verdict stands.", ""
     design = _design(trace)
     if not _judged(trace):
         return f"No claim of a bug from this trace. {design}", ""
@@ -78,7 +73,7 @@ def _design(trace: TraceReader) -> str:
 
 
 def _window(trace: TraceReader) -> np.ndarray | None:
-    """Relative L2 of the window KV of the first arm, cells that differ by more than noise; None if it was not compared."""
+    """Relative L2 of the first arm's window KV, in cells above the noise; None if it was not compared."""
     one = _main(trace)
     if one is None or "full" not in trace.references() or "window_kv" not in trace.points("full"):
         return None
@@ -89,9 +84,8 @@ def _window(trace: TraceReader) -> np.ndarray | None:
     return value[shown]
 
 
-def tiles(trace: TraceReader) -> list[Tile]:
+def tiles(trace: TraceReader, said: Verdict) -> list[Tile]:
     """Bugs, planted faults, window KV, noise floor, KL and flips, as far as the trace has them."""
-    said = verdict.verdict(trace)
     wrong = [bug for bug in said.bugs if not bug.expected]
     judged = _judged(trace)
     bugs = plural(len(wrong), "run") if wrong else "none" if judged else "no claim"
@@ -110,14 +104,15 @@ def tiles(trace: TraceReader) -> list[Tile]:
 
 
 def _floor(trace: TraceReader) -> float | None:
-    floors = [verdict.floor(trace, point) for _, point in _states(trace)]
+    floors = [verdict.floor(trace, point) for point in state_points(trace)]
     known = [f[np.isfinite(f)] for f in floors]
     return float(max(f.max() for f in known if f.size)) if any(f.size for f in known) else None
 
 
-def _states(trace: TraceReader) -> list[tuple[str, str]]:
+def state_points(trace: TraceReader) -> list[str]:
+    """Hook points with numbers that were compared with `full`."""
     points = trace.points("full") if "full" in trace.references() else []
-    return [("full", point) for point in points if kind_of(point) == "state"]
+    return [point for point in points if kind_of(point) == "state"]
 
 
 def _logits_tiles(trace: TraceReader, one: Series) -> list[Tile]:
@@ -137,11 +132,6 @@ def _logits_tiles(trace: TraceReader, one: Series) -> list[Tile]:
     ]
 
 
-def notes(trace: TraceReader) -> list[str]:
-    """What limits the claims."""
-    return [note[0].upper() + note[1:] + "." for note in verdict.verdict(trace).notes]
-
-
 def subtitle(trace: TraceReader) -> str:
     """File, model, N, W and semantics in one line."""
     names = sorted({run.semantics for run in trace.runs})
@@ -150,114 +140,13 @@ def subtitle(trace: TraceReader) -> str:
     return f"{trace.path.name} · {model} · N {count(len(trace.tokens.ids))}{window} · {', '.join(names)}"
 
 
-def overview(trace: TraceReader) -> str:
-    """Verdict, notes and tiles as HTML."""
-    text, tone = headline(trace)
+def overview(trace: TraceReader, said: Verdict) -> str:
+    """Verdict, tiles and what limits the claims, as HTML."""
+    text, tone = headline(trace, said)
     cells = "".join(
         f'<div><span class="k">{escape(t.key)}</span><span class="v {t.tone}">{escape(t.value)}</span>'
         f'<span class="s">{escape(t.note)}</span></div>'
-        for t in tiles(trace)
+        for t in tiles(trace, said)
     )
-    limits = "".join(f"<p>{escape(note)}</p>" for note in notes(trace))
+    limits = "".join(f'<p class="rs-note">{escape(note[0].upper() + note[1:])}.</p>' for note in said.notes)
     return f'<p class="rs-verdict {tone}">{escape(text)}</p><div class="rs-tiles">{cells}</div>{limits}'
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """HTML of a table; every cell is (HTML, class)."""
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = ("".join(f'<td class="{tone}">{text}</td>' for text, tone in row) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="rs-scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def arms(trace: TraceReader) -> str:
-    """One row per arm: errors against oracle and in the exact region, floor, window by layer, KL, flips, rows."""
-    head = (
-        "arm", "cuts", "vs oracle", "exact region", "floor", "window KV by layer", "KL max, nats", "top-1 flips",
-        "choices changed", "replayed", "cached", "fresh",
-    )  # fmt: skip
-    rows = []
-    order = [(one.arm, one.semantics, one.replay) for one in series(trace.runs)]
-    table = sorted(verdict.arm_table(trace), key=lambda arm: order.index((arm.arm, arm.semantics, arm.replay)))
-    for arm in table:
-        name = arm.arm + ("" if arm.replay is None or arm.arm == "hit" else f" · R {count(arm.replay)}")
-        bug = "bug" if arm.bugs else ""
-        rows.append([
-            (escape(name), ""), (count(len(arm.runs)), ""), _cell(arm.oracle, bug), _cell(arm.exact, ""), _cell(arm.floor, "dim"),
-            (_strip(arm.window, arm.floor), ""), _cell(arm.kl_max, ""), _count(arm.top1, "flip"), _count(arm.changed, ""),
-            (count(arm.replayed), ""), (count(arm.cached), ""), (count(arm.fresh), ""),
-        ])  # fmt: skip
-    return _table(head, rows)
-
-
-def _cell(value: float | None, tone: str) -> tuple[str, str]:
-    return ("–", "none") if value is None else (number(value), tone)
-
-
-def _count(value: int | None, tone: str) -> tuple[str, str]:
-    return ("–", "none") if value is None else (count(value), tone if value else "dim")
-
-
-def _strip(window: Sequence[float | None], floor: float | None) -> str:
-    """The window KV as one small cell per layer, in the colours of the maps over six decades up to 1."""
-    cells = []
-    for layer, value in enumerate(window):
-        if value is None:
-            tone, said = "absent", "not computed"
-        elif value == 0:
-            tone, said = "identical", "identical"
-        else:
-            step = int(np.clip(np.log10(value) + 6, 0, 5.999)) if np.isfinite(value) else 5
-            tone, said = "noise" if floor is not None and value <= floor else f"m{step}", number(value)
-        cells.append(f'<i class="{tone}" title="layer {layer}: {said}"></i>')
-    return f'<span class="rs-strip">{"".join(cells)}</span>' if cells else "–"
-
-
-def faults(trace: TraceReader) -> str:
-    """Where runs go wrong first: a line for each arm and place, over its cuts; empty if none does."""
-    groups: dict[tuple[str, str, int | None], list[verdict.Bug]] = {}
-    for bug in verdict.verdict(trace).bugs:
-        groups.setdefault((bug.arm, bug.point if bug.kind != "cached" else "", bug.layer), []).append(bug)
-    rows = []
-    for (arm, _, _), bugs in groups.items():
-        cuts = [bug.cut for bug in bugs if bug.cut is not None]
-        over = "–" if not cuts else count(cuts[0]) if len(cuts) == 1 else f"{count(min(cuts))} … {count(max(cuts))}"
-        first, worst = bugs[0], max(bugs, key=lambda bug: bug.value)
-        rows.append([
-            (escape(arm), ""), (count(len(bugs)), ""), (over, ""), (escape(first.where), "mono"), (number(worst.value), ""),
-            ("–" if worst.kind == "cached" else number(worst.bound), "dim"),
-            ("planted", "dim") if first.expected else ("bug", "bug"),
-        ])  # fmt: skip
-    head = ("arm", "runs", "cuts", "first wrong place, at the first of them", "largest error", "bound", "")
-    return _table(head, rows) if rows else ""
-
-
-def floors(trace: TraceReader) -> str:
-    """The noise floor and the bound of a bug at every point, the largest over layers and cuts."""
-    rows = []
-    for _, point in _states(trace):
-        floor, bound = verdict.floor(trace, point), verdict.bound(trace, point)
-        known, limit = floor[np.isfinite(floor)], bound[np.isfinite(bound)]
-        rows.append([
-            (POINT_WORDS[point], ""), _cell(float(known.max()) if known.size else None, ""),
-            _cell(float(np.median(known)) if known.size else None, "dim"),
-            _cell(float(limit.max()) if limit.size else None, "dim"),
-        ])  # fmt: skip
-    return _table(("hook point", "noise floor", "median", "a bug lies above"), rows) if rows else ""
-
-
-def provenance(trace: TraceReader) -> str:
-    """What is needed to run it again."""
-    facts = {"complete": "yes" if trace.complete else "no, the writer did not finish", **trace.provenance}
-    items = "".join(
-        f"<dt>{escape(key.replace('_', ' '))}</dt><dd>{escape(_plain(value))}</dd>" for key, value in facts.items()
-    )
-    return f"<dl>{items}</dl>"
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return " ".join(value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
-    return value if isinstance(value, str) else json.dumps(value)

@@ -31,7 +31,7 @@ def cut_title(one: Series, point: str, metric_name: str, grid: Grid, reference: 
         noise = grid.value[grid.kind == NOISE]
         if not noise.size:
             return f"{who} leaves the {what} identical at every cut and layer"
-        return f"{who} changes the {what} by rounding noise only, at most {number(float(np.nanmax(noise)))}"
+        return f"{who} changes the {what} by rounding noise only, at most {number(float(np.fmax.reduce(noise)))}"
     values = grid.value[differs]
     finite = values[np.isfinite(values)]
     first = int(np.flatnonzero(differs.any(axis=1))[0])
@@ -91,8 +91,8 @@ def _accuse(arm: str, seen: str) -> str:
 
 def logits_title(lines: tuple[Line, ...], cuts: list[int], unit: str) -> str:
     """How far the first arm moves the logits, and how often the most likely token changes."""
-    loud = [line for line in lines if not line.quiet]
-    if not loud or not any(np.isfinite(line.mean).any() for line in loud):
+    loud = [line for line in lines if not line.quiet and not np.isnan(line.mean).all()]
+    if not loud:
         return "No logits were compared for these arms"
     head = loud[0]
     who = arm_words(head.label.split(",")[0])

@@ -1,0 +1,174 @@
+"""Figures as files: whole or not at all, the same bytes each time, strict JSON, nothing lost on the way."""
+
+import csv
+import io
+import json
+import math
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.metrics import metric
+from replayscope.traces import TraceError, TraceReader
+from replayscope.ui import export as module
+from replayscope.ui.export import export, table
+from replayscope.ui.figures import FIGURES
+from replayscope.ui.grid import ABSENT, DESIGN, Grid, MapChart
+from replayscope.ui.scale import fit
+from tests.synthetic import synthetic_trace
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "t.h5"
+    synthetic_trace(path, n_tokens=64, window=8, layers=4, cuts=(4, 8, 9, 24, 40, 63))
+    return path
+
+
+def strict(text: str):
+    return json.loads(text, parse_constant=lambda literal: pytest.fail(f"{literal} is no JSON"))
+
+
+@pytest.mark.parametrize("kind", ["html", "csv", "json"])
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_same_trace_gives_the_same_bytes(path, tmp_path, name, kind):
+    first, second = (export(path, name, "rel_l2", tmp_path / f"{i}.{kind}")[0].read_bytes() for i in range(2))
+    assert first == second and len(first) > 200
+
+
+def test_csv_holds_every_cell(path, tmp_path):
+    (out,) = export(path, "cut-layer", "rel_l2", tmp_path / "a.csv")
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    trace = TraceReader(path)
+    stored = trace.table("full", "window_kv")
+    value = metric(stored, "rel_l2")
+    for row in rows:
+        run = next(r for r in trace.runs if r.arm == "encoder" and r.cut == int(row["cut"]))
+        assert float(row["value"]) == value[run.index, int(row["layer"]), stored.bucket("window")]
+    assert len(rows) == 6 * 4
+
+
+def test_json_is_strict_and_says_what_it_is(path, tmp_path):
+    (out,) = export(path, "position-layer", "rel_l2", tmp_path / "a.json")
+    said = strict(out.read_text())
+    assert said["figure"] == "position-layer" and said["metric"] == "rel_l2" and said["trace"] == "t.h5"
+    assert len(said["rows"][0]) == len(said["columns"])
+
+
+def extreme() -> MapChart:
+    value = np.array([[0.0, np.inf, np.nan, 0.5]])
+    kind = np.array([["identical", DESIGN, ABSENT, DESIGN]])
+    grid = Grid(value, np.ones((1, 4), int), np.full((1, 4), np.nan), kind, np.zeros((1, 4), bool), ["0"],
+                np.arange(4), np.arange(4) + 1)  # fmt: skip
+    return MapChart("t", "s", meta={"trace": "t.h5"}, grid=grid, scale=fit(value, "relative L2"), axis="cut H")
+
+
+def test_inf_and_nan_stay_apart_in_csv_and_json():
+    rows = list(csv.DictReader(io.StringIO(table(extreme()))))
+    assert [row["value"] for row in rows] == ["0.0", "inf", "nan", "0.5"]
+    said = strict(module.document({"cut-layer": extreme()}))
+    assert [row[2] for row in said["rows"]] == [0.0, "inf", None, 0.5]
+    assert math.isinf(float(rows[1]["value"]))
+
+
+def test_html_is_whole_and_reaches_for_nothing(path, tmp_path):
+    (out,) = export(path, "cut-layer", "rel_l2", tmp_path / "a.html")
+    text = out.read_text()
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)""", text)
+    assert len(text) < 2_500_000 and "Encoder replay changes the window KV" in text
+    (every,) = export(path, "all", "rel_l2", tmp_path / "all.html")
+    assert every.read_text().count('id="plotly"') == 1 and every.stat().st_size < 3_000_000
+
+
+def test_a_map_of_4096_cuts_stays_under_five_megabytes(tmp_path):
+    value = np.random.default_rng(0).lognormal(size=(40, 4096))
+    grid = Grid(value, np.full(value.shape, 32), np.full(value.shape, 1e-6), np.full(value.shape, DESIGN),
+                np.zeros(value.shape, bool), [str(i) for i in range(40)], np.arange(4096),
+                np.arange(4096) + 1)  # fmt: skip
+    big = MapChart("t", "s", meta={"trace": "t.h5"}, grid=grid, scale=fit(value, "relative L2"), axis="cut H")
+    assert len(module._html({"cut-layer": big})) < 5_000_000
+
+
+def test_all_figures_into_a_folder(path, tmp_path):
+    written = export(path, "all", "rel_l2", tmp_path / "figures")
+    assert [p.name for p in written] == [f"{name}.html" for name in FIGURES]
+    with pytest.raises(TraceError, match="--force"):
+        export(path, "all", "rel_l2", tmp_path / "figures")
+    export(path, "all", "rel_l2", tmp_path / "figures", force=True)
+    said = strict(export(path, "all", "rel_l2", tmp_path / "all.json")[0].read_text())
+    assert list(said["figures"]) == list(FIGURES)
+
+
+@pytest.mark.parametrize("metric_name", ["rel_l2", "cosine", "kl", "jaccard"])
+def test_all_takes_any_metric_and_each_figure_its_own_where_it_must(path, tmp_path, metric_name):
+    assert len(export(path, "all", metric_name, tmp_path / "o")) == len(FIGURES)
+
+
+def test_two_traces_in_one_file(path, tmp_path):
+    other = tmp_path / "other.h5"
+    synthetic_trace(other, n_tokens=48, window=8, layers=3, cuts=(24,))
+    said = strict(export([path, other], "cut-layer", "rel_l2", tmp_path / "a.json")[0].read_text())
+    assert list(said["figures"]) == ["t-cut-layer", "other-cut-layer"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "metric_name", "out", "said"),
+    [
+        ("cut-layer", "rel_l2", "a.gif", ".html, .png, .svg, .pdf, .csv, .json"),
+        ("cut-layr", "rel_l2", "a.html", "cut-layer"),
+        ("cut-layer", "kl", "a.html", "logits-kl"),
+        ("all", "rel_l2", "a.csv", "one figure"),
+        ("cut-layer", "rel_l2", "missing/a.html", "no folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(path, tmp_path, figure, metric_name, out, said):
+    with pytest.raises(UsageError) as error:
+        export(path, figure, metric_name, tmp_path / out)
+    assert said in str(error.value) and "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_exists_is_kept_without_force(path, tmp_path):
+    (tmp_path / "a.html").write_text("mine")
+    with pytest.raises(TraceError, match="exists"):
+        export(path, "cut-layer", "rel_l2", tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+    export(path, "cut-layer", "rel_l2", tmp_path / "a.html", force=True)
+    assert (tmp_path / "a.html").read_text() != "mine"
+
+
+def test_a_failed_write_leaves_the_old_file(path, tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("mine")
+    monkeypatch.setattr(module.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UsageError, match="No space left"):
+        export(path, "cut-layer", "rel_l2", tmp_path / "a.csv", force=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.csv"] and (tmp_path / "a.csv").read_text() == "mine"
+
+
+@pytest.mark.parametrize("missing", ["browser", "kaleido"])
+def test_an_image_without_a_browser_is_one_line(path, tmp_path, monkeypatch, missing):
+    if missing == "kaleido":
+        monkeypatch.setattr("plotly.io._kaleido.kaleido_available", lambda: False)
+    else:
+        monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+        monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError) as error:
+        export(path, "cut-layer", "rel_l2", tmp_path / "a.png")
+    assert "html, csv and json need no browser" in str(error.value) and "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir()), "no zero-byte file"
+
+
+@pytest.mark.browser
+def test_an_image_of_each_kind(path, tmp_path, chromium):
+    if find_spec("kaleido") is None:
+        with pytest.raises(UsageError, match=r"replayscope\[export\]"):
+            export(path, "cut-layer", "rel_l2", tmp_path / "a.png")
+        return
+    starts = {"png": b"\x89PNG", "svg": b"<svg"}
+    for kind, start in starts.items():
+        (out,) = export(path, "cut-layer", "rel_l2", tmp_path / f"a.{kind}", dark=kind == "png")
+        assert out.read_bytes().startswith(start) and out.stat().st_size > 5000

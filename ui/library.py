@@ -1,0 +1,103 @@
+"""The traces that a page may show: those under one folder, found by name, opened anew when they change.
+
+Whatever a browser sends is a name under the root, never a path; whatever it is told names the trace, never a path.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TypeVar
+
+from replayscope.inspector.errors import UsageError
+from replayscope.traces import TraceReader
+
+T = TypeVar("T")
+MOST_LISTED = 500
+_READERS = 8
+_CACHED = 64 << 20  # characters of drawn figures
+
+
+class Library:
+    """Traces under `root`, links and `..` resolved. Safe for many threads; holds no open file."""
+
+    def __init__(self, root: str | os.PathLike[str]):
+        self.root = Path(root).resolve()
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[tuple[str, int, int], TraceReader] = OrderedDict()
+        self._drawn: OrderedDict[Hashable, str] = OrderedDict()
+        self._size = 0
+
+    def names(self) -> list[str]:
+        """Names of the traces, newest first, at most 500."""
+        found: list[tuple[float, str]] = []
+        for folder, folders, files in os.walk(self.root):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for file in files:
+                path = Path(folder, file)
+                if file.endswith(".h5") and self._inside(path):
+                    found.append((path.stat().st_mtime, path.relative_to(self.root).as_posix()))
+            if len(found) >= MOST_LISTED:
+                break
+        return [name for _, name in sorted(found, key=lambda item: (-item[0], item[1]))[:MOST_LISTED]]
+
+    def open(self, name: str) -> TraceReader:
+        """The trace of a name. Raises UsageError for a name that is not one of a trace under the root."""
+        path = self._path(name)
+        stamp = self._stamp(path)
+        with self._lock:
+            if stamp in self._readers:
+                self._readers.move_to_end(stamp)
+                return self._readers[stamp]
+        reader = TraceReader(path)
+        with self._lock:
+            self._readers[stamp] = reader
+            while len(self._readers) > _READERS:
+                self._readers.popitem(last=False)
+        return reader
+
+    def cached(self, name: str, what: Hashable, make: Callable[[TraceReader], str]) -> str:
+        """Text made from a trace, kept as long as the file is the same and there is room."""
+        reader = self.open(name)
+        key = (self._stamp(reader.path), what)
+        with self._lock:
+            if key in self._drawn:
+                self._drawn.move_to_end(key)
+                return self._drawn[key]
+        text = make(reader)
+        with self._lock:
+            if key not in self._drawn:
+                self._drawn[key] = text
+                self._size += len(text)
+            while self._size > _CACHED and len(self._drawn) > 1:
+                self._size -= len(self._drawn.popitem(last=False)[1])
+        return text
+
+    def public(self, error: Exception, name: str) -> str:
+        """An error as the browser may read it: folders of this machine are cut out."""
+        text = str(error)
+        for path in (str(self.root / name), os.path.realpath(self.root / name), f"{self.root}{os.sep}", str(self.root)):
+            text = text.replace(path, name if path.endswith(name) else "")
+        return text
+
+    def _path(self, name: str) -> Path:
+        if not isinstance(name, str) or "\0" in name or not name.endswith(".h5"):
+            raise UsageError("no such trace; choose one of the list")
+        path = self.root / name
+        if os.path.isabs(name) or not self._inside(path) or not path.is_file():
+            raise UsageError("no such trace; choose one of the list")
+        return path
+
+    def _inside(self, path: Path) -> bool:
+        return Path(os.path.realpath(path)).is_relative_to(self.root)
+
+    @staticmethod
+    def _stamp(path: Path) -> tuple[str, int, int]:
+        try:
+            info = path.stat()
+        except OSError:
+            raise UsageError("the trace is gone; choose another one") from None
+        return str(path), info.st_mtime_ns, info.st_size
