@@ -310,12 +310,10 @@ class Step:
 
     def _or_frozen(self, b: Block, at: Tensor, own: Tensor, all_rows: Tensor) -> Tensor:
         """A block's choices [rows, k]: their own, or for frozen requests those of the first request at the same place."""
-        requests = self.plan.requests
-        if not self.settings.frozen and not any(requests[i].frozen for i, _, _ in b.segments):
+        requests, every = self.plan.requests, self.settings.frozen
+        if not every and not any(requests[i].frozen for i, _, _ in b.segments):
             return own
-        frozen = self.per_row(
-            "frozen", 0, lambda: [i > 0 and (self.settings.frozen or r.frozen) for i, r in enumerate(requests)]
-        )
+        frozen = self.per_row("frozen", 0, lambda: [i > 0 and (every or r.frozen) for i, r in enumerate(requests)])
         first = self.spans[0]
         return torch.where(b.take(frozen), all_rows[at - first.first + first.at], own)
 

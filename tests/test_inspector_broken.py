@@ -118,6 +118,19 @@ def test_the_exact_region_alone_misses_most_kinds(pool):
     assert not seen & {"stale", "overwrite", "floor@0", "floor@6", "floor@11"}
 
 
+def test_a15_noise_is_measured_beside_the_replay_and_a_short_hit_sits_at_it(pool):
+    """Two cold runs in the same blocks are equal bit by bit; another order of sums gives the floor; H ≤ W stays at it."""
+    job = Job(v41.shape(), ("repeat", "rechunk", "hit", "encoder"), (5, 40), (W,), points=POINTS)
+    line, _ = line_up(job)
+    fold, runs = run(v41.model(torch.float32), v41.ids(), job, line, Executor(v41.model(torch.float32), pool))
+    errors = {(r.arm, r.cut): worst(fold, "full", r.index)[0] for r in runs[1:]}
+    assert errors["repeat", None] == 0.0
+    floor = max(errors["rechunk", None], errors["hit", 5], errors["hit", 40])
+    assert 0.0 < floor < 1e-5
+    assert errors["encoder", 5] <= 2 * floor < 1e-2 < errors["encoder", 40]
+    assert [r.replayed for r in runs if r.arm == "encoder"] == [5, W]
+
+
 @pytest.mark.parametrize("cut", [5, 6])
 def test_at_h_at_most_w_only_two_kinds_change_anything(pool, cut):
     fold, runs = judge(pool, torch.float64, ("repeat", "broken:start+1", "broken:window+1"), [cut])
