@@ -309,7 +309,7 @@ class Step:
             b.put(self.candidates, pool_blocks)
 
     def _or_frozen(self, b: Block, at: Tensor, own: Tensor, all_rows: Tensor) -> Tensor:
-        """A block's choices [rows, k]: their own, or for frozen requests those of the first request at the same place."""
+        """A block's choices [rows, k]: their own, or for frozen requests the first request's at the same place."""
         requests, every = self.plan.requests, self.settings.frozen
         if not every and not any(requests[i].frozen for i, _, _ in b.segments):
             return own

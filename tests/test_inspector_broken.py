@@ -119,7 +119,7 @@ def test_the_exact_region_alone_misses_most_kinds(pool):
 
 
 def test_a15_noise_is_measured_beside_the_replay_and_a_short_hit_sits_at_it(pool):
-    """Two cold runs in the same blocks are equal bit by bit; another order of sums gives the floor; H ≤ W stays at it."""
+    """Two cold runs in the same blocks are equal bit by bit, other sums give the floor, and H ≤ W stays at it."""
     job = Job(v41.shape(), ("repeat", "rechunk", "hit", "encoder"), (5, 40), (W,), points=POINTS)
     line, _ = line_up(job)
     fold, runs = run(v41.model(torch.float32), v41.ids(), job, line, Executor(v41.model(torch.float32), pool))
