@@ -12,6 +12,7 @@ from torch import Tensor
 
 from replayscope.model.config import ModelConfig
 from replayscope.model.ops import acc_dtype
+from replayscope.model.shapes import table_sizes
 
 
 @dataclass(frozen=True)
@@ -26,20 +27,6 @@ class Engram:
     q_weight: Tensor
     k_weight: Tensor
     token_map: Tensor
-
-
-def table_sizes(config: ModelConfig) -> dict[int, list[int]]:
-    """Engram layer → its table sizes, order-major, then head: ascending primes, none used twice across layers."""
-    sizes: dict[int, list[int]] = {}
-    candidate = config.engram_vocab_size
-    for layer in config.engram_layer_ids:
-        sizes[layer] = []
-        for _ in range((config.engram_max_ngram_size - 1) * config.engram_n_heads):
-            while not _is_prime(candidate):
-                candidate += 1
-            sizes[layer].append(candidate)
-            candidate += 1
-    return sizes
 
 
 def multipliers(config: ModelConfig, layer: int) -> np.ndarray:
@@ -96,9 +83,3 @@ def add_engram(streams: Tensor, rows: Tensor, w: Engram, config: ModelConfig) ->
 
 def _unit(x: Tensor, config: ModelConfig) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.rms_norm_eps)
-
-
-def _is_prime(n: int) -> bool:
-    if n < 2 or n % 2 == 0:
-        return n == 2
-    return all(n % f for f in range(3, int(n**0.5) + 1, 2))

@@ -9,10 +9,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from replayscope.model.config import ModelConfig
-from replayscope.model.engram import Engram, table_sizes
+from replayscope.model.engram import Engram
 from replayscope.model.ops import Experts, Mix
+from replayscope.model.shapes import TILE, expected_shapes
 
-TILE = 32
 # Engram's map from token ids to compressed ids, a JSON list; it is derived from the tokenizer, not from the weights.
 TOKEN_MAP = "engram_token_map.json"
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
@@ -99,57 +99,6 @@ def decode(weight: Tensor, scale: Tensor | None) -> Tensor:
     rows = 1 if scale.shape[0] == value.shape[0] else TILE
     grown = scale.float().repeat_interleave(rows, 0).repeat_interleave(TILE, 1)
     return value * grown[: value.shape[0], : value.shape[1]]
-
-
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Official name → logical shape of every tensor that the model reads (vision and DSpark are not)."""
-    c = config
-    d, D, h, n, f = c.hidden_size, c.head_dim, c.num_attention_heads, c.hc_mult, c.moe_intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed.weight": (c.vocab_size, d),
-        "head.weight": (c.vocab_size, d),
-        "norm.weight": (d,),
-    }
-    for i in c.layers:
-        layer: dict[str, tuple[int, ...]] = {
-            "attn_norm.weight": (d,),
-            "ffn_norm.weight": (d,),
-            "attn.wq_a.weight": (c.q_lora_rank, d),
-            "attn.q_norm.weight": (c.q_lora_rank,),
-            "attn.wq_b.weight": (h * D, c.q_lora_rank),
-            "attn.wkv.weight": (D, d),
-            "attn.kv_norm.weight": (D,),
-            "attn.wo_a.weight": (c.o_groups * c.o_lora_rank, h * D // c.o_groups),
-            "attn.wo_b.weight": (d, c.o_groups * c.o_lora_rank),
-            "attn.attn_sink": (h,),
-            "ffn.gate.weight": (c.n_routed_experts, d),
-            "ffn.gate.bias": (c.n_routed_experts,),
-        }
-        for site in ("attn", "ffn"):
-            layer |= {
-                f"hc_{site}_fn": ((2 + n) * n, n * d),
-                f"hc_{site}_base": ((2 + n) * n,),
-                f"hc_{site}_scale": (3,),
-            }
-        for e in [f"experts.{j}" for j in range(c.n_routed_experts)] + ["shared_experts"]:
-            layer |= {f"ffn.{e}.w1.weight": (f, d), f"ffn.{e}.w3.weight": (f, d), f"ffn.{e}.w2.weight": (d, f)}
-        if i in c.kv_source_layer_ids:
-            layer |= {"attn.compressor.wkv.weight": (D, d), "attn.compressor.norm.weight": (D,)}
-            layer |= {
-                "attn.indexer.wk.weight": (c.index_head_dim, D),
-                "attn.indexer.k_norm.weight": (c.index_head_dim,),
-            }
-            if c.compress_ratios[i] == 2:
-                layer["attn.compressor.wgate.weight"] = (D, d)
-        if i in c.index_source_layer_ids:
-            layer["attn.indexer.wq_b.weight"] = (c.index_n_heads * c.index_head_dim, c.q_lora_rank)
-            layer["attn.indexer.weights_proj.weight"] = (c.index_n_heads, d)
-        if i in c.engram_layer_ids:
-            width = (c.engram_max_ngram_size - 1) * c.engram_n_heads * c.engram_head_dim
-            layer |= {"engram.embed.weight": (sum(table_sizes(c)[i]), c.engram_head_dim)}
-            layer |= {"engram.wkv.weight": ((n + 1) * d, width), "engram.q_weight": (n, d), "engram.k_weight": (n, d)}
-        shapes |= {f"layers.{i}.{k}": v for k, v in layer.items()}
-    return shapes
 
 
 def build(config: ModelConfig, tensors: dict[str, Tensor], token_map: Tensor | None = None) -> Model:
