@@ -16,9 +16,9 @@ from replayscope.inspector.listing import TOPICS, models
 from replayscope.inspector.names import choose, unknown
 from replayscope.inspector.options import DemoOptions, Result, RunOptions
 from replayscope.inspector.points import split_globs
-from replayscope.inspector.specs import parse_count, parse_tolerance
+from replayscope.inspector.specs import parse_count, parse_replay, parse_tolerance
 
-__all__ = ["TOPICS", "compare", "demo", "list_", "plot", "record", "report", "show", "sweep", "ui"]
+__all__ = ["TOPICS", "compare", "demo", "ledger", "list_", "plot", "record", "report", "show", "sweep", "ui"]
 
 
 def demo(options: Namespace) -> Result:
@@ -148,6 +148,23 @@ def ui(options: Namespace) -> Result:
     return Result("", {})
 
 
+def ledger(options: Namespace) -> Result:
+    """What a config costs to cache, to replay and to store, with formulas."""
+    from replayscope.inspector import ledger as book
+    from replayscope.inspector.cache_sizes import cache_of, load_config
+
+    config = load_config(options.model)
+    names = ("tokens", "contexts", "persistent", "global_hours", "window_minutes", "host_share", "host_memory")
+    typed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if typed.get("host_share", 0) > 100:
+        raise UsageError(f"--host-share {typed['host_share']} is more than all of it; give 1 to 100 percent")
+    if options.replay is not None:
+        cache = cache_of(config)
+        typed["replay"] = parse_replay(options.replay, window=cache.window, layers=cache.layers)
+    figures = book.ledger(config, book.Inputs(**typed, given=frozenset(typed)))
+    return Result(book.table(figures), {"model": options.model, "figures": book.as_json(figures)})
+
+
 def list_(options: Namespace) -> Result:
     """What can be named."""
     rows = TOPICS[choose("topic", options.topic, list(TOPICS))]()
@@ -186,6 +203,8 @@ def _run_options(options: Namespace) -> RunOptions:
         suffix=options.suffix,
         hooks=tuple(glob for text in options.hooks for glob in split_globs(text)),
         semantics=tuple(_semantics(name) for name in _names(options.semantics, "semantics")),
+        chunks=options.chunks,
+        block=options.block,
         rows=options.rows,
         audit=options.audit,
         reproducible=options.reproducible,

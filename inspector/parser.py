@@ -99,6 +99,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
     ui.add_argument("--port", metavar="N", help="port to listen on (default: the first free one from 7860)")
 
+    ledger = command("ledger", commands.ledger, "what a config costs to cache, to replay and to store")
+    _ledger_options(ledger)
+
     list_ = command("list", commands.list_, "what can be named: " + ", ".join(commands.TOPICS))
     list_.add_argument("topic", metavar="TOPIC", help=" | ".join(commands.TOPICS))
 
@@ -141,6 +144,18 @@ def _run_options(sub: Parser, arms: str) -> None:
         "--semantics", default="paper", metavar="NAME,…", help="whose rules the arms follow (default paper)"
     )
     sub.add_argument(
+        "--chunks",
+        type=_chunks,
+        metavar="SIZE|END,…",
+        help="rows per chunk of the prefill, or the positions where its chunks end (default: one chunk)",
+    )
+    sub.add_argument(
+        "--block",
+        type=lambda text: specs.parse_count(text, "--block", least=1),
+        metavar="N",
+        help="block or page size of the prefix cache, of which cuts are multiples (default: the semantics' own)",
+    )
+    sub.add_argument(
         "--hooks",
         action="append",
         default=[],
@@ -169,6 +184,38 @@ def _run_options(sub: Parser, arms: str) -> None:
     )
     _out_option(sub, "T.h5", "trace to write", force=False)
     _model_options(sub)
+
+
+def _ledger_options(sub: Parser) -> None:
+    """Options of ledger: a config, a load, and what no config says."""
+
+    def count(name: str, default: int, about: str) -> None:
+        sub.add_argument(
+            name, type=lambda text: specs.parse_count(text, name, least=1), metavar="N", help=f"{about} ({default})"
+        )
+
+    sub.add_argument(
+        "-m",
+        "--model",
+        default="v41-flash",
+        help="v41-flash (the default), v4-flash, another preset, or a folder with a config.json; no weights are needed",
+    )
+    count("--tokens", 1_000_000, "tokens of a context")
+    count("--contexts", 8, "contexts kept at once")
+    sub.add_argument("--replay", type=specs.check_replay, metavar="SPEC", help=f"{specs.REPLAY_FORMS} (default W)")
+    count("--persistent", 8, "how many times the persistent KV of V4-Flash is larger")
+    count("--global-hours", 72, "lifetime of global KV in hours")
+    count("--window-minutes", 5, "lifetime of window KV in minutes")
+    count("--host-share", 10, "percent of host memory for window KV")
+    sub.add_argument("--host-memory", type=specs.parse_bytes, metavar="SIZE", help="host memory (default 1TiB)")
+
+
+def _chunks(text: str) -> int | tuple[int, ...]:
+    """One number is a size, several are ends in ascending order."""
+    numbers = tuple(specs.parse_count(part, "--chunks", least=1) for part in text.split(","))
+    if list(numbers) != sorted(set(numbers)):
+        raise UsageError(f"--chunks {text} must name ascending positions, or one size")
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _model_options(sub: Parser) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from replayscope.model.config import ModelConfig
 
 TILE = 32
-PARTS = ("attention", "experts", "engram", "embeddings", "norms and mixes")
+PARTS: tuple[str, ...] = ("attention", "experts", "engram", "embeddings", "norms and mixes")
 # Bytes of one stored number, without its scale.
 FORMATS = {"fp4": 0.5, "fp8": 1, "bf16": 2, "f32": 4}
 
