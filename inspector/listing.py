@@ -50,9 +50,17 @@ def _metrics() -> list[Row]:
 
 
 def _semantics() -> list[Row]:
-    from replayscope.inspector.semantics import SEMANTICS
+    from replayscope.inspector.engines import ENGINES, rule_table
+    from replayscope.inspector.features import FEATURES, feature
 
-    return [{"name": name, "about": about} for name, about in SEMANTICS.items()]
+    rows = list(rule_table())
+    for name in ENGINES:
+        for asked in FEATURES:
+            found = feature(name, asked)
+            says = f"{found.verdict}: {found.limits}" if found.limits else found.verdict
+            rows.append((name, asked, says, found.source))
+    rows.sort(key=lambda row: list(ENGINES).index(row[0]))
+    return [dict(zip(("name", "rule", "says", "source"), row, strict=True)) for row in rows]
 
 
 def _arms() -> list[Row]:

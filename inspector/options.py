@@ -42,9 +42,10 @@ class RunOptions(Common):
 
     model: a preset or a folder. prompt: where its tokens come from. out: the trace. arms: names as typed; `broken:*`
     and `oracle:*` are still globs. hooks: globs of the points whose raw states are kept. suffix: tokens run from the
-    cut on, None for all. semantics: names. rows: keep divergence row by row. audit: top-k and experts frozen from
-    `full`. reproducible: bitwise equal however rows are packed. tokens: how many of the prompt's tokens are used,
-    None for all. forced: how many of the last tokens are decoded instead of prefilled.
+    cut on, None for all. semantics: names. chunks: rows per chunk of the prefill, or the chunks' ends, None for one
+    chunk. block: block or page size of the cache, None for each semantics' own. rows: keep divergence row by row.
+    audit: top-k and experts frozen from `full`. reproducible: bitwise equal however rows are packed. tokens: how many
+    of the prompt's tokens are used, None for all. forced: how many of the last tokens are decoded instead of prefilled.
     """
 
     model: str = "mini"
@@ -56,6 +57,8 @@ class RunOptions(Common):
     suffix: int | None = None
     hooks: tuple[str, ...] = ()
     semantics: tuple[str, ...] = ("paper",)
+    chunks: int | tuple[int, ...] | None = None
+    block: int | None = None
     rows: bool = False
     audit: bool = False
     reproducible: bool = False

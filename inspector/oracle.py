@@ -1,11 +1,13 @@
 """The oracle of an arm: the same semantics as one full-length pass with dense masks. No cache, no packing, no plan.
 
-It repeats in three lines what the plans, slots and blocks of the executor say in many: rows from s on see no window
+It repeats in a few lines what the plans, slots and blocks of the executor say in many: rows from s on see no window
 key below s; in the decoder half rows from t on see none below t; global entries of the prefix are full's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,13 +17,37 @@ from replayscope.model.reference import Frame, Rules, dense_pass
 from replayscope.model.weights import Model
 
 
-def boundary(config: ModelConfig, arm: str, cut: int | None, replay: int | None, prompt_end: int, layer: int) -> int:
-    """Position from which on rows of ``layer`` see no window key below it."""
+def hit_used(cut: int | None, replay: int | None, semantics: str) -> int:
+    """Tokens of the hit that an arm builds on: vLLM drops a hit that the replay would cover whole."""
+    dropped = semantics == "vllm-0.33" and (cut or 0) <= (replay or 0)
+    return 0 if dropped else cut or 0
+
+
+def boundary(
+    config: ModelConfig,
+    arm: str,
+    cut: int | None,
+    replay: int | None,
+    prompt_end: int,
+    layer: int,
+    semantics: str = "paper",
+    chunks: int | tuple[int, ...] | None = None,
+) -> int | list[int]:
+    """Position from which on rows of ``layer`` see no window key below it, or, if the prompt came in chunks, the lowest
+    key of each row [prompt_end]."""
     W = config.sliding_window
-    s = max(0, (cut or 0) - (replay or 0)) if arm in ("encoder", "exact", "both") else 0
-    if arm in ("decoder", "both") and layer >= config.decoder_start:
+    s = max(0, hit_used(cut, replay, semantics) - (replay or 0)) if arm in ("encoder", "exact", "both") else 0
+    source_is_whole = semantics in ("vllm-0.33", "sglang-day0")
+    if arm not in ("decoder", "both") or layer < config.decoder_start + source_is_whole:
+        return s
+    if chunks is None or semantics in ("paper", "tokenspeed"):
         return max(s, prompt_end - W)
-    return s
+    inner = range(s + chunks, prompt_end, chunks) if isinstance(chunks, int) else chunks
+    lowest = [s] * min(s, prompt_end)
+    for first, end in pairwise([s, *(e for e in inner if s < e < prompt_end), prompt_end]):
+        short = semantics == "vllm-0.33" and end - first <= W
+        lowest += [s if short else max(s, end - W)] * (end - first)
+    return lowest
 
 
 @dataclass
@@ -55,14 +81,33 @@ class Oracles:
     _entries: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _passes: list[Iterator[Frame]] = field(default_factory=list)
 
-    def add(self, arm: str, cut: int | None, replay: int | None, prompt_end: int, stop: int) -> None:
+    def add(
+        self,
+        arm: str,
+        cut: int | None,
+        replay: int | None,
+        prompt_end: int,
+        stop: int,
+        semantics: str = "paper",
+        chunks: int | tuple[int, ...] | None = None,
+    ) -> None:
         """Another pass over ids[:stop]; the first one added must be ``full`` over all tokens."""
         if not self._passes and arm != "full":
             raise ValueError("the first oracle is that of full: the others read its global entries")
         c = self.model.config
+        used = hit_used(cut, replay, semantics)
+
+        def lowest(layer: int) -> int | Tensor:
+            at = boundary(c, arm, cut, replay, prompt_end, layer, semantics, chunks)
+            if isinstance(at, int):
+                return at
+            # Decoded rows see their whole window: no prefill chunk is theirs.
+            return torch.tensor(at + [0] * (stop - len(at)), device=self.ids.device)[:, None]
+
         rules = Rules(
-            boundary=lambda layer: boundary(c, arm, cut, replay, prompt_end, layer),
-            prefix=_Prefix(self._entries, c, cut or 0) if cut else {},
+            # A column of lowest keys works as one number does: the mask compares it with rows and keys alike.
+            boundary=cast(Callable[[int], int], lowest),
+            prefix=_Prefix(self._entries, c, used) if used else {},
             topk=Frozen(self.topk, stop),
             experts=Frozen(self.experts, stop),
         )

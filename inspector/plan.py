@@ -43,12 +43,13 @@ class Request:
 
     @property
     def name(self) -> str:
-        return self.arm if self.cut is None else f"{self.arm}@{self.cut}/{self.replay}"
+        at = "" if self.cut is None else f"@{self.cut}/{self.replay}"
+        return f"{self.arm}{at}" if self.semantics == "paper" else f"{self.arm}{at}[{self.semantics}]"
 
     @property
     def replayed(self) -> int:
-        """Rows below the cut that are computed again."""
-        return max(0, (self.cut or 0) - self.start)
+        """Rows below the cut that are computed again; none where no hit is used."""
+        return max(0, (self.cut or 0) - self.start) if self.prefix else 0
 
     @property
     def cached(self) -> int:
@@ -58,7 +59,7 @@ class Request:
     @property
     def fresh(self) -> int:
         """Rows computed for the first time."""
-        return self.stop - max(self.start, self.cut or 0)
+        return self.stop - self.start - self.replayed
 
     def kept_entries(self, ratio: int) -> int:
         """Entries of the prefix that lie wholly below the cut."""

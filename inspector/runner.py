@@ -14,7 +14,7 @@ from replayscope.inspector.fold import Fold, Part, exact_mask
 from replayscope.inspector.frame import ENTRY_POINTS, Frame
 from replayscope.inspector.oracle import Oracles
 from replayscope.inspector.plan import Plan, Request
-from replayscope.inspector.semantics import Shape, has_cut, oracle_of, request
+from replayscope.inspector.semantics import Shape, has_cut, oracle_of, request, semantics_of
 from replayscope.model import reference
 from replayscope.model.config import ModelConfig
 from replayscope.model.weights import Model
@@ -27,6 +27,7 @@ Progress = Callable[[int, int, str], None]
 class Job:
     """What to run. arms: names without ``full``, which always runs; cuts and replays for those that have them.
 
+    semantics: whose rules; arms that know none run once, the others under each.
     oracles: arms whose oracle runs too, so that they can be judged. points: hook points (last part) to compare.
     """
 
@@ -35,6 +36,7 @@ class Job:
     cuts: tuple[int, ...] = ()
     replays: tuple[int, ...] = ()
     suffix: int | None = None
+    semantics: tuple[str, ...] = ("paper",)
     oracles: bool = False
     audit: bool = False
     points: tuple[str, ...] = POINTS
@@ -64,19 +66,17 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
     requests = [request(shape, "full")]
     if "broken:stale" in asked:
         requests.append(replace(requests[0], arm="foreign", tokens="foreign"))
-    requests += [request(shape, a) for a in asked if not has_cut(a)]
     refused: dict[str, list[tuple[int, UsageError]]] = {}
-    ran = {r.arm for r in requests}
-    for cut in dict.fromkeys(job.cuts):
-        for a in (a for a in asked if has_cut(a)):
-            for replay in (None,) if a in ("hit", "exact") else job.replays:
-                try:
-                    requests.append(request(shape, a, cut, replay, job.suffix))
-                    ran.add(a)
-                except UsageError as error:
-                    refused.setdefault(a, []).append((cut, error))
-    for a, reasons in refused.items():
-        if a not in ran:
+    ran = set()
+    for a, semantics, cut, replay in _variants(job, asked):
+        label = a if len(job.semantics) == 1 else f"{a} ({semantics})"
+        try:
+            requests.append(request(shape, a, cut, replay, job.suffix, semantics))
+            ran.add(label)
+        except UsageError as error:
+            refused.setdefault(label, []).append((cut or 0, error))
+    for label, reasons in refused.items():
+        if label not in ran:
             raise reasons[0][1]
     notes = _left_out(refused)
     c = shape.config
@@ -92,31 +92,27 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
         runs += seen
         runs_of.append(tuple(one.index for one in seen))
     line = Lineup(Plan(tuple(requests)), runs, runs_of, [])
-    index: dict[tuple[str, int | None, int | None], int] = {}
+    index: dict[tuple[str, str, int | None, int | None], int] = {}
 
-    def oracle(arm: str, cut: int | None, replay: int | None) -> int:
-        key = (arm, cut, replay)
+    def oracle(arm: str, semantics: str = "paper", cut: int | None = None, replay: int | None = None) -> int:
+        key = (arm, semantics, cut, replay)
         if key not in index:
-            mirror = request(shape, arm, cut, replay, job.suffix)
+            mirror = request(shape, arm, cut, replay, job.suffix, semantics)
             index[key] = len(runs)
             runs.append(replace_info(_run_info(c, mirror, len(runs)), arm=f"oracle:{arm}"))
             line.oracle_runs.append((index[key], arm, mirror))
         return index[key]
 
     if job.oracles or wanted_oracles:
-        oracle("full", None, None)
+        oracle("full")
     for i, r in enumerate(requests):
         arm = oracle_of(r.arm)
         if runs_of[i] and (job.oracles or arm in wanted_oracles):
-            at = oracle(arm, r.cut, r.replay) if arm != "full" else oracle("full", None, None)
+            at = oracle(arm, r.semantics, r.cut, r.replay) if arm != "full" else oracle("full")
             for one in runs_of[i]:
                 runs[one] = replace_info(runs[one], oracle=at)
-    for arm in sorted(wanted_oracles - {"full"}):
-        if not has_cut(arm):
-            oracle(arm, None, None)
-        for cut in dict.fromkeys(job.cuts) if has_cut(arm) else ():
-            for replay in job.replays if arm not in ("exact", "hit") else (None,):
-                oracle(arm, cut, request(shape, arm, cut, replay, job.suffix).replay)
+    for arm, semantics, cut, replay in _variants(job, sorted(wanted_oracles - {"full", *asked})):
+        oracle(arm, semantics, cut, replay)
     for run in runs:
         line.exact[run.index] = _exact(shape, run, job.suffix)
         enters, leaves = line.exact[run.index]
@@ -126,6 +122,18 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
             exact_out=[intervals(m, run.start) for m in leaves],
         )
     return line, notes
+
+
+def _variants(job: Job, arms: list[str]) -> Iterator[tuple[str, str, int | None, int | None]]:
+    """(arm, semantics, cut, replay) of everything that the arms stand for, those without a cut first."""
+    for a in (a for a in arms if not has_cut(a)):
+        for semantics in semantics_of(a, job.semantics):
+            yield a, semantics, None, None
+    for cut in dict.fromkeys(job.cuts):
+        for a in (a for a in arms if has_cut(a)):
+            for semantics in semantics_of(a, job.semantics):
+                for replay in (None,) if a in ("hit", "exact") else job.replays:
+                    yield a, semantics, cut, replay
 
 
 def _left_out(refused: dict[str, list[tuple[int, UsageError]]]) -> list[str]:
@@ -175,7 +183,8 @@ def _exact(shape: Shape, run: RunInfo, suffix: int | None) -> tuple[np.ndarray, 
     A broken arm is held to what ``encoder`` owes: a row that it runs besides owes nothing, one that it lacks is absent.
     """
     arm = run.arm.removeprefix("oracle:")
-    right = request(shape, "encoder" if arm.startswith("broken:") else arm, run.cut, run.replay, suffix)
+    arm = "encoder" if arm.startswith("broken:") else arm
+    right = request(shape, arm, run.cut, run.replay, suffix, run.semantics)
     skip = run.start - right.start
     pad = ((0, 0), (max(-skip, 0), 0))
     enters, leaves = (
@@ -204,7 +213,7 @@ def run(
     fold = Fold(line.runs, c.num_hidden_layers, following, model.dtype, job.keep_rows)
     oracles = Oracles(model, ids.to(model.device))
     for _, arm, r in line.oracle_runs:
-        oracles.add(arm, r.cut, r.replay, r.prompt_end, r.stop)
+        oracles.add(arm, r.cut, r.replay, r.prompt_end, r.stop, r.semantics, job.shape.chunks)
     want = frozenset(job.points) | {"hidden", "logits"}
     tokens = {"prompt": ids} | ({"foreign": foreign} if foreign is not None else {})
     total = c.num_hidden_layers + 2

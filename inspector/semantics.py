@@ -1,12 +1,20 @@
-"""From (config, N, H, R) to requests: what each arm runs. Pure functions on integers.
+"""From (config, N, H, R, chunks) to requests: what each arm runs under whose rules. Pure functions on integers.
 
-``paper`` is the rule of the technical report (arXiv 2609.19969, section 3.2.2): an encoder replay feeds rows from
-max(0, H-W) to H and the suffix in one causal pass, no window key below its start is seen, and no cached global entry
-is written.
+An encoder replay feeds rows from max(0, H-R) to H and the suffix in one causal pass; no window key below its start is
+seen, and no cached global entry is written. ``engines`` says in what the implementations differ.
 """
 
 from dataclasses import dataclass, replace
 
+from replayscope.inspector.engines import (
+    ENGINES,
+    Chunks,
+    chunk_ends,
+    decoder_tail,
+    engine,
+    granularity,
+    replay_start,
+)
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.plan import Request
 from replayscope.model.config import ModelConfig
@@ -29,30 +37,32 @@ BROKEN = {
     "overwrite": "replayed rows write their global entries over the cached ones",
     "floor@L": "from layer L on the floor is ignored and the slots below s hold full's window",
 }
-SEMANTICS = {
-    "paper": "technical report: every cut H is admitted, s = max(0, H-R), decoder tail cut at the source layer"
-}
+SEMANTICS = {name: rules.about for name, rules in ENGINES.items()}
 NOISE = ("repeat", "rechunk", "hit")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What every arm of one sweep shares: N tokens, of which the last ``forced`` are decode steps."""
+    """What every arm of one sweep shares: N tokens, of which the last ``forced`` are decode steps.
+
+    chunks: how the prompt is prefilled, in rows per chunk or as the chunks' ends; None for one chunk. block: block or
+    page size of the cache where the semantics have one; None for each one's default.
+    """
 
     config: ModelConfig
     tokens: int
     forced: int = 0
+    chunks: Chunks = None
+    block: int | None = None
 
     @property
     def prompt_end(self) -> int:
         return self.tokens - self.forced
 
 
-def admits(semantics: str, cut: int) -> bool:
-    """Whether the semantics can take a prefix hit of that length."""
-    if semantics not in SEMANTICS:
-        raise UsageError(f"unknown semantics {semantics!r}; valid: {', '.join(SEMANTICS)}")
-    return cut >= 0
+def admits(semantics: str, cut: int, block: int | None = None) -> bool:
+    """Whether the semantics can take a prefix hit of that length, with that block or page size."""
+    return cut >= 0 and cut % granularity(semantics, block) == 0
 
 
 def exact_replay(config: ModelConfig) -> int:
@@ -76,6 +86,11 @@ def has_cut(arm: str) -> bool:
     return arm.removeprefix("oracle:") not in ("full", "repeat", "rechunk", "decoder")
 
 
+def semantics_of(arm: str, semantics: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the given semantics that the arm runs under: ``full`` and the noise runs know none, and run once."""
+    return ("paper",) if arm in ("full", *NOISE) else semantics
+
+
 def oracle_of(arm: str) -> str:
     """The arm whose oracle judges ``arm``: broken arms are judged as the encoder, noise runs as full."""
     if arm.startswith("broken:"):
@@ -84,9 +99,14 @@ def oracle_of(arm: str) -> str:
 
 
 def request(
-    shape: Shape, arm: str, cut: int | None = None, replay: int | None = None, suffix: int | None = None
+    shape: Shape,
+    arm: str,
+    cut: int | None = None,
+    replay: int | None = None,
+    suffix: int | None = None,
+    semantics: str = "paper",
 ) -> Request:
-    """The request of one arm. Raises UsageError for a cut or arm that cannot run.
+    """The request of one arm. Raises UsageError for a cut, chunks or an arm that cannot run.
 
     cut: H, for arms that have one. replay: R, default W. suffix: rows run from H on, default all.
     """
@@ -94,26 +114,32 @@ def request(
     kind = arm.removeprefix("broken:") if arm.startswith("broken:") else None
     if (kind is None and arm not in ARMS) or (kind is not None and f"broken:{kind}" not in valid_arms(c)):
         raise UsageError(f"unknown arm {arm!r}; valid: {', '.join(valid_arms(c))}")
+    (semantics,) = semantics_of(arm, (semantics,))
     if not has_cut(arm):
-        whole = _rows(c, arm, 0, N, shape.prompt_end, 0)
+        whole = replace(_rows(c, arm, 0, N, shape.prompt_end, 0), semantics=semantics)
         if arm == "rechunk":
             return replace(whole, chunk=N // 3 + 1)
-        return _decoder_tail(c, whole) if arm == "decoder" else replace(whole, chunk=N)
+        return _decoder_tail(shape, whole) if arm == "decoder" else replace(whole, chunk=N)
     if cut is None or not 0 <= cut < N:
         raise UsageError(f"cut {cut} is outside 0 … {N - 1}: the last token must be computed")
     R = exact_replay(c) if arm == "exact" else W if replay is None else replay
     if R < 1:
         raise UsageError(f"replay length {R} is below 1")
+    if not admits(semantics, cut, shape.block):
+        raise UsageError(
+            f"cut {cut} is not admitted by {semantics}: no multiple of {granularity(semantics, shape.block)}"
+        )
     stop = N if suffix is None else min(N, cut + suffix)
     end = min(stop, shape.prompt_end)
-    s = max(0, cut - R)
     if arm == "hit":
         kept = _rows(c, arm, cut, stop, end, 0, cut)
         return replace(kept, window_owner="full" if cut else None)
+    s, used = replay_start(semantics, cut, R)
+    right = replace(_rows(c, arm, s, stop, end, s, cut, R, used), semantics=semantics)
     if kind is not None:
-        return _broken(c, kind, cut, R, s, stop, end)
-    enc = _rows(c, arm, s, stop, end, s, cut, R)
-    return _decoder_tail(c, enc) if arm == "both" else enc
+        return _broken(c, kind, right)
+    ends = _ends(shape, right)
+    return _decoder_tail(shape, right, ends) if arm == "both" else right
 
 
 def _rows(
@@ -125,10 +151,14 @@ def _rows(
     floor: int,
     cut: int | None = None,
     replay: int | None = None,
+    used: int | None = None,
 ) -> Request:
-    """Rows [start, stop) through every layer, with one floor; entries from the cut on are written."""
+    """Rows [start, stop) through every layer, with one floor; entries from the cut on are written.
+
+    used: tokens of the hit whose global KV is read, if not all of it.
+    """
     every = (start,) * c.num_hidden_layers
-    entries = tuple((cut or 0) // r if r else 0 for r in c.compress_ratios)
+    used = (cut or 0) if used is None else used
     return Request(
         arm=arm,
         start=start,
@@ -138,40 +168,62 @@ def _rows(
         floor=(floor,) * c.num_hidden_layers,
         first_row=every,
         first_window=every,
-        first_entry=entries,
+        first_entry=tuple(used // r if r else 0 for r in c.compress_ratios),
         cut=cut,
         replay=replay,
-        prefix="full" if cut else None,
+        prefix="full" if used else None,
     )
 
 
-def _decoder_tail(c: ModelConfig, r: Request) -> Request:
-    """From the decoder's source layer on, only the prompt's last W rows (and what follows) run and are seen."""
-    t = max(r.start, r.prompt_end - c.sliding_window)
-    D = c.decoder_start
-
-    def tail(values: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(max(v, t) if l >= D else v for l, v in enumerate(values))
-
-    return replace(r, floor=tail(r.floor), first_row=tail(r.first_row), first_window=tail(r.first_window))
+def _ends(shape: Shape, r: Request) -> tuple[int, ...]:
+    """Ends of the chunks in which the request's prompt is prefilled."""
+    window, used = shape.config.sliding_window, r.cached
+    return chunk_ends(r.semantics, shape.chunks, r.start, used, r.prompt_end, window, shape.block)
 
 
-def _broken(c: ModelConfig, kind: str, cut: int, R: int, s: int, stop: int, end: int) -> Request:
+def _decoder_tail(shape: Shape, r: Request, ends: tuple[int, ...] | None = None) -> Request:
+    """The decoder half of the request runs, writes and sees only the tail that its semantics keep."""
+    c, source = shape.config, engine(r.semantics).source
+    tail = decoder_tail(r.semantics, r.start, ends or _ends(shape, r), c.sliding_window)
+    narrow = c.decoder_start + (source != "nothing")
+    run = c.decoder_start + (source == "rows")
+
+    def late(values: tuple[int, ...], value: int, first: int = narrow) -> tuple[int, ...]:
+        return tuple(max(v, value) if l >= first else v for l, v in enumerate(values))
+
+    return replace(
+        r,
+        floor=late(r.floor, tail.floor),
+        first_row=late(r.first_row, tail.row, run),
+        first_window=late(r.first_window, tail.row),
+        floor_steps=tuple((row, late(r.floor, floor)) for row, floor in tail.steps),
+    )
+
+
+def _broken(c: ModelConfig, kind: str, right: Request) -> Request:
     """A fault planted in ``encoder``. Where it would change nothing it is refused, so that no test passes vacuously."""
-    arm = f"broken:{kind}"
-    right = _rows(c, arm, s, stop, end, s, cut, R)
+    arm, cut, s, W = right.arm, right.cut or 0, right.start, c.sliding_window
+    if cut and not right.prefix:
+        raise UsageError(
+            f"{arm} at cut {cut}: {right.semantics} drops a hit of at most {right.replay}, none is replayed"
+        )
+
+    def moved(start: int) -> Request:
+        every = (start,) * c.num_hidden_layers
+        return replace(right, start=start, floor=every, first_row=every, first_window=every)
+
     if kind == "start+1":
         if s + 1 >= max(cut, 1):
             raise UsageError(f"{arm} at cut {cut}: nothing is left to replay")
-        return _rows(c, arm, s + 1, stop, end, s + 1, cut, R)
+        return moved(s + 1)
     if kind == "window+1":
-        if stop - s <= c.sliding_window:
+        if right.stop - s <= W:
             raise UsageError(f"{arm} at cut {cut}: fewer than W+1 rows run, so the window never fills")
-        return replace(right, window=c.sliding_window + 1)
+        return replace(right, window=W + 1)
     if s == 0:
-        raise UsageError(f"{arm} changes nothing at cut {cut} with replay {R}: the replay starts at 0")
+        raise UsageError(f"{arm} changes nothing at cut {cut} with replay {right.replay}: the replay starts at 0")
     if kind == "start-1":
-        return _rows(c, arm, s - 1, stop, end, s - 1, cut, R)
+        return moved(s - 1)
     if kind == "overwrite":
         entries = tuple(-(-s // r) if r else 0 for r in c.compress_ratios)
         return replace(right, first_entry=entries, private_prefix=True)

@@ -56,7 +56,7 @@ def write_trace(options: RunOptions) -> Path:
     if options.audit:
         # A rounding bin that flips is no bug and would look like one.
         model = replace(model, config=replace(model.config, activation_fake_quant=False))
-    shape = Shape(model.config, len(ids), options.forced)
+    shape = Shape(model.config, len(ids), options.forced, options.chunks, options.block)
     if options.forced >= len(ids):
         raise UsageError(f"--forced {options.forced} leaves no prompt: there are {len(ids)} tokens")
     arms = _arms(options, model)
@@ -72,6 +72,7 @@ def write_trace(options: RunOptions) -> Path:
         cuts=cuts,
         replays=replays,
         suffix=options.suffix,
+        semantics=options.semantics,
         oracles=options.audit,
         audit=options.audit,
         keep_rows=keep,
@@ -168,18 +169,20 @@ def _cuts(options: RunOptions, shape: Shape, arms: tuple[str, ...]) -> tuple[int
         return ()
     if options.cuts is None:
         raise UsageError("these arms need --cuts: numbers, a range, around:W, grid or all")
-    semantics = options.semantics[0]
-    cuts = specs.parse_cuts(
-        options.cuts,
-        length=shape.prompt_end,
-        window=shape.config.sliding_window,
-        admits=lambda cut: admits(semantics, cut),
-        rule=semantics,
-    )
+    names = options.semantics
+    # Each by itself first, so that a refusal names the semantics; then what all of them admit.
+    for together in dict.fromkeys([*((name,) for name in names), names]):
+        cuts = specs.parse_cuts(
+            options.cuts,
+            length=shape.prompt_end,
+            window=shape.config.sliding_window,
+            admits=lambda cut, rules=together: all(admits(name, cut, shape.block) for name in rules),
+            rule=" and ".join(together),
+        )
     for note in cuts.notes:
         log.info("%s", note)
     if cuts.snapped:
-        log.info("%d cuts moved to what %s admits", cuts.snapped, semantics)
+        log.info("%d cuts moved to what %s admits", cuts.snapped, " and ".join(names))
     return cuts.values
 
 
