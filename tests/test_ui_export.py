@@ -163,12 +163,11 @@ def test_an_image_without_a_browser_is_one_line(path, tmp_path, monkeypatch, mis
 
 
 @pytest.mark.browser
-def test_an_image_of_each_kind(path, tmp_path, chromium):
+def test_an_image_is_drawn(path, tmp_path, chromium):
     if find_spec("kaleido") is None:
         with pytest.raises(UsageError, match=r"replayscope\[export\]"):
             export(path, "cut-layer", "rel_l2", tmp_path / "a.png")
         return
-    starts = {"png": b"\x89PNG", "svg": b"<svg"}
-    for kind, start in starts.items():
-        (out,) = export(path, "cut-layer", "rel_l2", tmp_path / f"a.{kind}", dark=kind == "png")
-        assert out.read_bytes().startswith(start) and out.stat().st_size > 5000
+    (out,) = export(path, "cut-layer", "rel_l2", tmp_path / "a.svg", dark=True)
+    text = out.read_text()
+    assert text.startswith("<svg") and "Encoder replay changes" in text and "rgb(22, 27, 31)" in text

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -16,13 +17,19 @@ from replayscope.ui.view import Choice
 from tests.synthetic import synthetic_trace
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("library") / "a.h5"
+    synthetic_trace(path, n_tokens=48, window=8, layers=3, cuts=(4, 24, 40))
+    return path
+
+
 @pytest.fixture
-def root(tmp_path) -> Path:
+def root(tmp_path, made) -> Path:
     root = tmp_path / "data" / ".hidden"
     (root / "sub").mkdir(parents=True)
-    synthetic_trace(root / "a.h5", n_tokens=48, window=8, layers=3, cuts=(4, 24, 40))
-    synthetic_trace(root / "sub" / "b.h5", n_tokens=48, window=8, layers=3, cuts=(24,))
-    synthetic_trace(tmp_path / "secret.h5", n_tokens=48, window=8, layers=3, cuts=(24,))
+    for path in (root / "a.h5", root / "sub" / "b.h5", tmp_path / "secret.h5"):
+        shutil.copy(made, path)
     (root / "notes.txt").write_text("no trace")
     return root
 

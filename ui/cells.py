@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from replayscope.inspector import verdict
-from replayscope.inspector.classes import downstream, headline
+from replayscope.inspector.classes import downstream, headline, region_floor
 from replayscope.inspector.metrics import ENTERING, METRICS, metric, metrics_of
 from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
@@ -32,11 +32,12 @@ def checked_table(trace: TraceReader, reference: str, point: str, metric_name: s
 
 
 def colour_scale(trace: TraceReader, reference: str, point: str, metric_name: str) -> Scale:
-    """One fixed range for a metric at a point: all arms but the noise runs, all cuts, all layers, all regions."""
+    """One fixed range for a metric at a point: all cuts, layers and regions of the arms that are meant to be right."""
     table = trace.table(reference, point)
     value = metric(table, metric_name)
-    floor = np.broadcast_to(verdict.floor(trace, point, metric_name)[:, :, None], value.shape)
-    arms = [run.index for run in trace.runs if run.arm not in (*NOISE_ARMS, "full")]
+    floor = region_floor(trace, point, metric_name)
+    right = [run.index for run in trace.runs if ":" not in run.arm and run.arm not in (*NOISE_ARMS, "full")]
+    arms = right or [run.index for run in trace.runs if run.arm != "full"]
     shown = value[arms]
     above = shown[shown > np.nan_to_num(floor[arms])]
     top = float(np.nan_to_num(floor[arms]).max(initial=0.0))
@@ -157,7 +158,7 @@ def bin_grid(trace: TraceReader, table: Table, info: RunInfo, point: str, metric
     for layer, region in enumerate(regions(info, point, value.shape[0])):
         for a, b in region:
             exact[layer] |= (start >= a) & (stop <= b)
-    floor = np.broadcast_to(verdict.floor(trace, point, metric_name)[info.index][:, None], value.shape)
+    floor = region_floor(trace, point, metric_name)[info.index][:, at]
     kind = classes(trace, reference, point)[info.index][:, at]
     kind = settle(kind, value, exact, claims(trace, point)[info.index][:, None])
     n = table.arrays["n"][info.index][:, at]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from replayscope.inspector import verdict
+from replayscope.inspector.classes import region_floor
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.metrics import METRICS, metric
 from replayscope.traces import TraceReader
@@ -55,7 +55,7 @@ def cut_layer_chart(
     kind = settle(kind, value, exact, claims(trace, point)[runs].T)
     cuts = np.array(one.cuts)
     grid = Grid(
-        value, table.arrays["n"][runs, :, b].T, verdict.floor(trace, point, metric_name)[runs].T,
+        value, table.arrays["n"][runs, :, b].T, region_floor(trace, point, metric_name)[runs, :, b].T,
         kind, exact, row_labels(value.shape[0], point), cuts, cuts + 1,
     )  # fmt: skip
     window = one.runs[0].window
@@ -134,7 +134,7 @@ def reach_chart(
     at = [i for i, _, _ in bins]
     values = metric(table, metric_name)[index][:, :, at]
     kinds = classes(trace, reference, point)[index][:, :, at]
-    floors = np.broadcast_to(verdict.floor(trace, point, metric_name)[index][:, :, None], values.shape)
+    floors = region_floor(trace, point, metric_name)[index][:, :, at]
     best = np.where(np.isnan(values), -np.inf, values).argmax(axis=0)[None]
     value = np.take_along_axis(values, best, 0)[0]
     kind = np.take_along_axis(kinds, best, 0)[0]
@@ -150,7 +150,7 @@ def reach_chart(
         np.zeros((layers, int(used.sum())), bool), row_labels(layers, point), start[used], stop[used],
     )  # fmt: skip
     return MapChart(
-        title=reach_title(one, point, grid, window),
+        title=reach_title(one, point, grid),
         sentence=f"largest {metric_words(metric_name)} of the {POINT_WORDS[point]} over {plural(len(runs), 'cut')} "
         f"against {against(reference)} · {context(trace, one)}",
         notes=("bins of the distance from s, each twice as wide as the one before",),
@@ -185,5 +185,6 @@ def _meta(trace: TraceReader, one: Series, point: str, metric_name: str, bucket:
 
 def _divider(trace: TraceReader, layers: int) -> tuple[int, str] | None:
     """Where the decoder half begins: the last layer that makes global KV of its own."""
-    sources: Sequence[int] = trace.config.get("kv_source_layer_ids") or ()
+    config = trace.config.get("text_config", trace.config)
+    sources: Sequence[int] = config.get("kv_source_layer_ids") or ()
     return (int(sources[-1]), "decoder half") if sources and 0 < sources[-1] < layers else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replayscope.inspector import verdict
+from replayscope.inspector.classes import region_floor
 from replayscope.inspector.metrics import METRICS, metric
 from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
@@ -39,8 +39,8 @@ def logits_chart(
     same = [s for s in wanted if head is None or s.design == head.design or not s.has_cut]
     cuts = sorted({cut for s in same if s.has_cut for cut in s.cuts}) or sorted({c for s in same for c in s.cuts})
     lines = tuple(_line(s, table, metric_name, cuts) for s in same)
-    floors = verdict.floor(trace, "logits", metric_name)
-    floor = np.array([_at_cut(floors[:, 0], same, cut) for cut in cuts])
+    floors = region_floor(trace, "logits", metric_name)[:, 0, table.bucket("suffix")]
+    floor = np.array([_at_cut(floors, same, cut) for cut in cuts])
     notes = ["solid: mean over the suffix; dotted: largest row"]
     if left := [s.label for s in wanted if s not in same]:
         notes.append(f"of another design and left out: {', '.join(left)}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from replayscope.ui.theme import LIGHT, number, scale
 
-MAX_DECADES = 6
+MAX_DECADES = 5
 Kind = Literal["log", "linear", "ratio", "signed"]
 
 
@@ -61,19 +61,20 @@ class Scale:
         if self.kind == "ratio":
             places = [low, low / 2, 0.0, high / 2, high]
             return places, [number(10**v, 3) for v in places]
-        step = max(1, math.ceil((high - low) / 7))
-        exponents = list(range(round(high), round(low) - 1, -step))[::-1]
-        texts = [number(10.0**e) for e in exponents]
-        if self.saturates and exponents and exponents[0] == round(low):
+        places = [float(e) for e in range(round(low), math.floor(high + 1e-9) + 1)]
+        texts = [number(10.0**e) for e in places]
+        if high - places[-1] > 0.15:
+            places, texts = [*places, high], [*texts, number(self.high)]
+        if self.saturates:
             texts[0] = f"≤ {texts[0]}"
-        return [float(e) for e in exponents], texts
+        return places, texts
 
 
 def fit(values: np.ndarray, label: str, kind: Kind = "log", unit: str = "", floor: float = 0.0) -> Scale:
-    """A range for all `values` of a metric: whole decades, at most six, and nothing spent on what is below the floor.
+    """A range for all `values` of a metric: at most five decades, and nothing spent on what is below the floor.
 
     values: any shape, of every cut and arm that shares the bar. floor: the largest noise floor of them, 0 if unknown.
-    No finite positive value gives the range 1e-6 … 1, so that an empty figure still has a bar.
+    No finite positive value gives the range 1e-5 … 1, so that an empty figure still has a bar.
     """
     finite = np.asarray(values, float).ravel()
     finite = finite[np.isfinite(finite)]
@@ -89,10 +90,17 @@ def fit(values: np.ndarray, label: str, kind: Kind = "log", unit: str = "", floo
         factor = 10 ** max(spread, 0.01)
         return Scale(kind, 1 / factor, factor, label, unit)
     if not finite.size:
-        return Scale(kind, 1e-6, 1.0, label, unit)
-    high = math.ceil(math.log10(finite.max()) - 1e-9)
+        return Scale(kind, 1e-5, 1.0, label, unit)
+    high = _round_up(float(finite.max()))
+    decade = math.ceil(math.log10(high) - 1e-9)
     low = math.floor(math.log10(finite.min()) + 1e-9)
     if 0 < floor < finite.max():
         low = max(low, math.floor(math.log10(floor)))
-    low = min(max(low, high - MAX_DECADES), high - 1)
-    return Scale(kind, 10.0**low, 10.0**high, label, unit, saturates=bool(finite.min() < 10.0**low * (1 - 1e-9)))
+    low = min(max(low, decade - MAX_DECADES), decade - 1)
+    return Scale(kind, 10.0**low, high, label, unit, saturates=bool(finite.min() < 10.0**low * (1 - 1e-9)))
+
+
+def _round_up(value: float) -> float:
+    """The next 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))

@@ -73,7 +73,9 @@ def series(runs: Sequence[RunInfo]) -> list[Series]:
         lengths.setdefault(arm, set()).add(replay)
     many_semantics = len({semantics for _, semantics, _ in groups}) > 1
     found = []
-    for (arm, semantics, replay), members in groups.items():
+    for (arm, semantics, replay), runs_of_arm in groups.items():
+        # A noise run stands for itself and, looked at from a cut, for that cut; the second is the series.
+        members = [run for run in runs_of_arm if run.cut is not None] or runs_of_arm
         label = arm
         if len(lengths[arm]) > 1 and replay is not None:
             label += f", replay {count(replay)}"

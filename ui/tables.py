@@ -26,7 +26,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> st
 def arms(trace: TraceReader) -> str:
     """One row per arm: errors against oracle and in the exact region, floor, window by layer, KL, flips, rows."""
     head = (
-        "arm", "cuts", "vs oracle", "exact region", "floor", "window KV by layer", "KL max, nats", "top-1 flips",
+        "arm", "runs", "vs oracle", "exact region", "floor", "window KV by layer", "KL max, nats", "top-1 flips",
         "choices changed", "replayed", "cached", "fresh",
     )  # fmt: skip
     rows = []
@@ -45,7 +45,7 @@ def arms(trace: TraceReader) -> str:
 
 
 def _strip(window: Sequence[float | None], floor: float | None) -> str:
-    """The window KV as one small cell per layer, in the colours of the maps over six decades up to 1."""
+    """The window KV as one small cell per layer, in the colours of the maps over four decades up to 1."""
     cells = []
     for layer, value in enumerate(window):
         if value is None:
@@ -53,7 +53,7 @@ def _strip(window: Sequence[float | None], floor: float | None) -> str:
         elif value == 0:
             tone, said = "identical", "identical"
         else:
-            step = int(np.clip(np.log10(value) + 6, 0, 5.999)) if np.isfinite(value) else 5
+            step = int(np.clip((np.log10(value) + 4) * 1.5, 0, 5.999)) if np.isfinite(value) else 5
             tone, said = "noise" if floor is not None and value <= floor else f"m{step}", number(value)
         cells.append(f'<i class="{tone}" title="layer {layer}: {said}"></i>')
     return f'<span class="rs-strip">{"".join(cells)}</span>' if cells else "–"

@@ -67,15 +67,20 @@ def position_title(info: RunInfo, point: str, grid: Grid) -> str:
     return f"{head}: the {what} differs in {layers}, most at {where}, layer {grid.rows[row]}: {worst}"
 
 
-def reach_title(one: Series, point: str, grid: Grid, window: int) -> str:
-    """How far behind the replay start anything above the noise is seen."""
+def reach_title(one: Series, point: str, grid: Grid) -> str:
+    """How large the difference is at the replay start, and how large where it is last seen above the noise."""
     who, what = arm_words(one.arm), POINT_WORDS[point]
-    differs = np.isin(grid.kind, DIFFERS).any(axis=0)
-    if not differs.any():
+    size = np.where(np.isin(grid.kind, DIFFERS), np.nan_to_num(grid.value, nan=0.0), 0.0)
+    if not (size > 0).any():
         return f"{who} leaves no trace in the {what} behind the replay start"
-    far = int(grid.stop[differs].max()) - 1
-    windows = f", {number(far / window)} windows on" if far >= 2 * window else ""
-    return f"{who} still shows in the {what} {plural(far, 'token')} after the replay start{windows}"
+    seen = np.flatnonzero((size > 0).any(axis=0))
+    first, last = float(size[:, seen[0]].max()), float(size[:, seen[-1]].max())
+    far = plural(int(grid.stop[seen[-1]]) - 1, "token")
+    if len(seen) == 1:
+        return f"{who} changes the {what} by {number(first)}, and no further than {far} behind the replay start"
+    return (
+        f"{who}: the difference in the {what} goes from {number(first)} at the replay start to {number(last)}, {far} on"
+    )
 
 
 def _first_bug(grid: Grid) -> tuple[int, int] | None:
