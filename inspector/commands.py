@@ -72,7 +72,7 @@ def show(options: Namespace) -> Result:
     _trace(options.trace)
     from replayscope.inspector import summary
 
-    return summary.show(options.trace, verify=options.verify)
+    return summary.show(options.trace, verify=options.verify, verbose=options.verbosity > 0)
 
 
 def plot(options: Namespace) -> Result:

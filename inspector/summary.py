@@ -9,16 +9,19 @@ from replayscope.inspector.options import Result
 from replayscope.traces.reader import TraceReader
 from replayscope.traces.schema import SCHEMA_VERSION, RunInfo, natural_key
 
+# What a reader asks first of a trace that somebody sent.
+_TELLING = ("argv", "model", "weights_sha256", "dtype", "device", "audit", "design", "suffix", "seed", "versions.torch")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def show(path: Path, *, verify: bool = False) -> Result:
-    """The `show` command; with `verify` every byte is read, and a fault gives exit code 2."""
+def show(path: Path, *, verify: bool = False, verbose: bool = False) -> Result:
+    """The `show` command; with `verify` every byte is read, and a fault gives exit code 2. The whole provenance and
+    config are in the text with `verbose`, and always in the JSON data."""
     trace = TraceReader(path)
     data = summarise(trace)
     if verify:
         data["faults"] = trace.verify()
-    return Result("\n".join(lines(data)), data, 2 if data.get("faults") else 0)
+    return Result("\n".join(lines(data, verbose)), data, 2 if data.get("faults") else 0)
 
 
 def summarise(trace: TraceReader) -> dict[str, Any]:
@@ -44,8 +47,8 @@ def summarise(trace: TraceReader) -> dict[str, Any]:
     }
 
 
-def lines(data: Mapping[str, Any]) -> list[str]:
-    """The same for a terminal."""
+def lines(data: Mapping[str, Any], verbose: bool = False) -> list[str]:
+    """The same for a terminal; without `verbose` the settings that tell runs apart, and no config."""
     state = "complete" if data["complete"] else "partial: its writer did not finish"
     out = [
         f"{data['file']}  {size(data['bytes'])}, schema {data['schema_version']}, {data['records']} records, {state}",
@@ -61,8 +64,14 @@ def lines(data: Mapping[str, Any]) -> list[str]:
     out += _section("row by row from", {name: ", ".join(points) for name, points in data["rows"].items()})
     out += _section("raw states", {name: f"runs {_span(runs)}" for name, runs in data["states"].items()})
     out += _section("sizes", {name: size(stored) for name, stored in data["sizes"].items()})
-    out += _section("provenance", _flat(data["provenance"]))
-    out += _section("config", _flat(data["config"]))
+    settings = _flat(data["provenance"])
+    if verbose:
+        out += _section("provenance", settings)
+        out += _section("config", _flat(data["config"]))
+    else:
+        out += _section(
+            "provenance (all of it, and the config, with -v)", {k: settings[k] for k in _TELLING if k in settings}
+        )
     if "faults" in data:
         out += ["", *(f"fault: {fault}" for fault in data["faults"])]
         if not data["faults"]:
