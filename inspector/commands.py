@@ -210,6 +210,8 @@ def _run_options(options: Namespace) -> RunOptions:
         reproducible=options.reproducible,
         tokens=options.tokens,
         forced=options.forced,
+        layers_only=options.layers_only,
+        stream=options.stream,
         **_common(options),
     )
 

@@ -13,6 +13,7 @@ from replayscope.inspector.executor import Executor
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.runner import Lineup
 from replayscope.inspector.semantics import Shape, request
+from replayscope.model.streaming import StreamedModel
 from replayscope.model.weights import Model
 
 # A sum in a table is 8 bytes; a state point has about 14 of them, and 17 thresholds twice.
@@ -63,7 +64,12 @@ def estimate(model: Model, ids: Tensor, line: Lineup, hooks: Iterable[str], keep
     size += sum(r.stop - r.start for r in line.runs) * c.num_hidden_layers * len(keep_rows) * _ROW_NUMBERS * 8
     kept = sum(r.stop - r.start for r in line.runs)
     size += sum(kept * _width(name, model) for name in hooks)
-    seconds = (rows * _COMPARE_COST + oracle_rows * _ORACLE_COST) * _row_seconds(model, ids)
+    work = rows * _COMPARE_COST + oracle_rows * _ORACLE_COST
+    if isinstance(model, StreamedModel):
+        read, fixed, each = _streamed_seconds(model, ids)
+        seconds = c.num_hidden_layers * (read + fixed * (1 + len(line.oracle_runs)) + each * work)
+    else:
+        seconds = work * _row_seconds(model, ids)
     return Estimate(len(line.runs), rows, oracle_rows, seconds, size)
 
 
@@ -80,9 +86,27 @@ def _row_seconds(model: Model, ids: Tensor) -> float:
     return best / len(some)
 
 
+def _streamed_seconds(model: StreamedModel, ids: Tensor) -> tuple[float, float, float]:
+    """Of one layer: seconds to read it, to decode its experts for a pass, and for a row. Only the first is read."""
+    began = time.perf_counter()
+    _ = model.layers[0]
+    read = time.perf_counter() - began
+    counts = [len(ids[:256]), max(len(ids[:256]) // 4, 1)]
+    spent = []
+    for n in counts:
+        plan = Plan((request(Shape(model.config, n), "full"),))
+        began = time.perf_counter()
+        for frame in Executor(model).run(plan, {"prompt": ids[:n]}):
+            if frame.layer == 0:
+                break
+        spent.append(time.perf_counter() - began)
+    each = max(spent[0] - spent[1], 0.0) / max(counts[0] - counts[1], 1)
+    return read, max(spent[0] - each * counts[0], 0.0), each
+
+
 def _width(name: str, model: Model) -> int:
     """Bytes per row of a hook point."""
-    c, item = model.config, model.embed.element_size()
+    c, item = model.config, model.dtype.itemsize
     point = name.rsplit(".", 1)[-1]
     numbers = {
         "window_kv": c.head_dim,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from replayscope.inspector.packing import Span
+from replayscope.inspector.packing import Block, Span
 
 ENTRY_POINTS = ("global_kv", "index_k", "latent")
 
@@ -23,3 +23,18 @@ class Frame:
 
     def name(self, point: str) -> str:
         return point if self.layer is None else f"layers.{self.layer}.{point}"
+
+
+@dataclass(frozen=True)
+class Attended:
+    """A block between attention and experts.
+
+    h [rows, d]: the experts' input; experts [rows, k]: the chosen ids; scores [rows, E]; post, comb of the mHC site.
+    """
+
+    block: Block
+    h: Tensor
+    experts: Tensor
+    scores: Tensor
+    post: Tensor
+    comb: Tensor

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.plan import Plan
+from replayscope.model.streaming import StreamedModel
 from replayscope.model.weights import Model
 
 
@@ -37,8 +39,11 @@ def generate(
 
     The plan is made for N + steps tokens of which the last ``steps`` are forced (their ids are placeholders that the
     produced tokens replace). temperature 0 is greedy; above it, one uniform number per step is shared by all requests,
-    so that arms with equal logits produce equal tokens. Raises ValueError if a request leaves no room.
+    so that arms with equal logits produce equal tokens. Raises ValueError if a request leaves no room,
+    and UsageError for a streamed model.
     """
+    if isinstance(model, StreamedModel):
+        raise UsageError("generation reads every layer again for each token; give a model that fits into memory")
     ex = executor or Executor(model, keep_state=True)
     if not ex.settings.keep_state or ex.settings.frozen:
         raise ValueError("generation needs an executor that keeps its state and chooses for itself")

@@ -46,6 +46,7 @@ class RunOptions(Common):
     chunk. block: block or page size of the cache, None for each semantics' own. rows: keep divergence row by row.
     audit: top-k and experts frozen from `full`. reproducible: bitwise equal however rows are packed. tokens: how many
     of the prompt's tokens are used, None for all. forced: how many of the last tokens are decoded instead of prefilled.
+    layers_only: run the first so many layers, None for all. stream: hold one layer's weights at a time.
     """
 
     model: str = "mini"
@@ -64,6 +65,8 @@ class RunOptions(Common):
     reproducible: bool = False
     tokens: int | None = None
     forced: int = 0
+    layers_only: int | None = None
+    stream: bool = False
 
 
 @dataclass(frozen=True)

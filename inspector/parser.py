@@ -182,6 +182,17 @@ def _run_options(sub: Parser, arms: str) -> None:
         metavar="K",
         help="the last K tokens count as decoded: decoder replay ends its prompt before them",
     )
+    sub.add_argument(
+        "--layers-only",
+        type=lambda text: specs.parse_count(text, "--layers-only", least=1),
+        metavar="K",
+        help="run only the first K layers",
+    )
+    sub.add_argument(
+        "--stream",
+        action="store_true",
+        help="hold one layer's weights at a time (by itself where they do not fit into the free memory)",
+    )
     _out_option(sub, "T.h5", "trace to write", force=False)
     _model_options(sub)
 

@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from replayscope.inspector.frame import Frame
+from replayscope.inspector.frame import Attended, Frame
 from replayscope.inspector.layout import Layout
 from replayscope.inspector.packing import Block, Span, blocks, pack
 from replayscope.kernels.attention import window_global_attention, window_keys
 from replayscope.kernels.index import candidate_blocks, index_scores, keep_candidates, topk_entries
 from replayscope.model import ops, rounding
 from replayscope.model.engram import add_engram, hash_rows
+from replayscope.model.streaming import StreamedModel
 from replayscope.model.weights import Layer
 
 
@@ -104,8 +105,10 @@ class Step:
         router = {"router_margin": self.buffer("router_margin", dtype=acc)}
         router["router_weights"] = self.buffer("router_weights", c.num_experts_per_tok, dtype=acc)
         window = self.layout.window(l if self.settings.keep_state else None)
-        for b in run:
-            self._run_block(l, w, b, window, outs, router)
+        # A streamed layer's experts are decoded once for all blocks; otherwise a block is finished while it is hot.
+        groups = [run] if isinstance(self.model, StreamedModel) else [[b] for b in run]
+        for group in groups:
+            self._feed_forward(w, [self._attend(l, w, b, window, outs, router) for b in group], outs)
         if l in c.index_source_layer_ids:
             emit(run_spans, topk=self.topk, topk_margin=self.topk_margin)
             if l == c.candidate_source_layer_id:
@@ -352,10 +355,10 @@ class Step:
         other = b.take(self.per_row("other", ratio, lambda: [self.layout.own_entry(o, ratio) for o in owners]))
         return slots, torch.where(picks < 0, -1, picks + torch.where(picks < kept, other, own))
 
-    def _run_block(
+    def _attend(
         self, l: int, w: Layer, b: Block, window: Tensor, outs: dict[str, Tensor], router: dict[str, Tensor]
-    ) -> None:
-        """Index, attention, mHC and experts of one block, in place in the streams."""
+    ) -> Attended:
+        """Index, attention, mHC and routing of one block, in place in the streams."""
         c = self.config
         at = b.take(self.position)
         x, qr, streams = b.take(self.attn_in), b.take(self.qr), b.take(self.streams)
@@ -377,11 +380,17 @@ class Step:
         scores = ops.router_scores(h, w.experts)
         experts, margin = ops.choose_experts(scores, w.experts, c.num_experts_per_tok)
         experts = self._or_frozen(b, at, experts, self.router)
-        y = ops.moe(h, w.experts, experts, scores, c, whole=self.settings.reproducible)
-        if "ffn_out" in outs:
-            b.put(outs["ffn_out"], y)
         b.put(self.router, experts)
         b.put(router["router_margin"], margin)
         b.put(router["router_weights"], ops.router_weights(experts, scores, c))
-        b.put(self.streams, ops.expand(streams, y, post, comb))
+        b.put(self.streams, streams)
         b.put(self.mix, mix)
+        return Attended(b, h, experts, scores, post, comb)
+
+    def _feed_forward(self, w: Layer, done: list[Attended], outs: dict[str, Tensor]) -> None:
+        """Experts of some attended blocks, in place in the streams."""
+        tiles = [(t.h, t.experts, t.scores) for t in done]
+        for t, y in zip(done, ops.moe_tiles(tiles, w.experts, self.config, self.settings.reproducible), strict=True):
+            if "ffn_out" in outs:
+                t.block.put(outs["ffn_out"], y)
+            t.block.put(self.streams, ops.expand(t.block.take(self.streams), y, t.post, t.comb))

@@ -20,6 +20,7 @@ from replayscope.inspector.points import expand_points
 from replayscope.inspector.runner import Job, foreign_tokens, line_up, run
 from replayscope.inspector.semantics import ARMS, BROKEN, Shape, admits, floor_layers, has_cut
 from replayscope.model import presets, tokenizer
+from replayscope.model.streaming import StreamedModel
 from replayscope.model.weights import Model, WeightsError
 from replayscope.traces.reader import TraceReader
 from replayscope.traces.schema import Tokens
@@ -50,6 +51,14 @@ class _Loaded:
 
 def write_trace(options: RunOptions) -> Path:
     """Run and write one trace; returns its path. Nothing is left of it if it cannot be run."""
+    try:
+        return _write_trace(options)
+    except WeightsError as error:
+        # At the start, or of a streamed model when the layer that cannot be used is read.
+        raise UsageError(str(error)) from error
+
+
+def _write_trace(options: RunOptions) -> Path:
     path = Path(options.out)
     loaded = _load(options)
     model, ids = loaded.model, loaded.ids
@@ -85,7 +94,8 @@ def write_trace(options: RunOptions) -> Path:
     log.info("%s", expected.text)
     expected.refuse_if_too_large(path, options.max_bytes)
     with TraceWriter(path, force=options.force) as out:
-        about = provenance.collect(options, loaded.name, loaded.weights_hash, ids, model, sys.argv)
+        chosen = replace(options, stream=isinstance(model, StreamedModel))
+        about = provenance.collect(chosen, loaded.name, loaded.weights_hash, ids, model, sys.argv)
         out.header(config=model.config.to_dict(), provenance=about, tokens=loaded.tokens)
         began = time.perf_counter()
         capture = Capture(executor, names)
@@ -112,8 +122,10 @@ def _load(options: RunOptions) -> _Loaded:
     dtype = DTYPES[options.dtype]
     device = _device(options.device)
     try:
-        model, weights_hash = presets.load_any(options.model, dtype, device)
-    except (WeightsError, ValueError) as error:
+        model, weights_hash = presets.load_any(
+            options.model, dtype, device, layers=options.layers_only, stream=options.stream
+        )
+    except ValueError as error:
         raise UsageError(str(error)) from error
     text = options.prompt.read()
     preset = options.model in presets.presets()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from replayscope.model import synthetic, tokenizer, weights
+from replayscope.model import checkpoint, synthetic, tokenizer, weights
 from replayscope.model.config import ModelConfig
 from replayscope.model.ngram import NGram
 from replayscope.model.train_data import Corpus
@@ -50,7 +50,7 @@ def report(path: Path, corpus: Corpus, texts: dict[str, str], trials: int = 50) 
     the global gain is over those from ``FAR`` on. The filler of the passkey prompts is the text named prose.
     """
     config = ModelConfig.load(path.with_suffix(".json"))
-    model = weights.build(config, weights.read_tensors(path, config, torch.float32))
+    model = weights.build(config, checkpoint.read_tensors(path, config, torch.float32))
     baseline = NGram(corpus.text)
     held_out, gain = {}, {}
     for name, text in texts.items():

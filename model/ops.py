@@ -148,17 +148,32 @@ def moe(x: Tensor, experts: Experts, ids: Tensor, scores: Tensor, config: ModelC
     ``whole`` runs each needed expert on all rows, so that a row's place in a product does not depend on the routing
     of its neighbours (used by the reproducible mode).
     """
-    rows = x.reshape(-1, x.shape[-1])
-    ids, weights = ids.reshape(-1, ids.shape[-1]), router_weights(ids, scores, config).reshape(-1, ids.shape[-1])
-    out = swiglu(rows, experts.s1, experts.s2, experts.s3, config.swiglu_limit)
-    for e in torch.unique(ids).tolist():
-        row, slot = torch.nonzero(ids == e, as_tuple=True)
-        if whole:
-            y = swiglu(rows, experts.w1[e], experts.w2[e], experts.w3[e], config.swiglu_limit)[row]
-        else:
-            y = swiglu(rows[row], experts.w1[e], experts.w2[e], experts.w3[e], config.swiglu_limit)
-        out = out.index_add(0, row, y * weights[row, slot, None].to(y.dtype))
-    return out.view_as(x)
+    return moe_tiles([(x, ids, scores)], experts, config, whole)[0]
+
+
+def moe_tiles(
+    tiles: list[tuple[Tensor, Tensor, Tensor]], experts: Experts, config: ModelConfig, whole: bool = False
+) -> list[Tensor]:
+    """``moe`` of several (x, ids, scores), each as if alone; every expert is taken once, for it may have to be decoded.
+
+    An expert's turn comes in ascending order in every tile, so the sums are the same bits whatever tiles there are.
+    """
+    limit = config.swiglu_limit
+    flat, outs, users = [], [], {}
+    for i, (x, ids, scores) in enumerate(tiles):
+        rows, k = x.reshape(-1, x.shape[-1]), ids.shape[-1]
+        flat.append((rows, ids.reshape(-1, k), router_weights(ids, scores, config).reshape(-1, k)))
+        outs.append(swiglu(rows, experts.s1, experts.s2, experts.s3, limit))
+        for e in torch.unique(ids).tolist():
+            users.setdefault(e, []).append(i)
+    for e in sorted(users):
+        w1, w2, w3 = experts.w1[e], experts.w2[e], experts.w3[e]
+        for i in users[e]:
+            rows, ids, weights = flat[i]
+            row, slot = torch.nonzero(ids == e, as_tuple=True)
+            y = swiglu(rows, w1, w2, w3, limit)[row] if whole else swiglu(rows[row], w1, w2, w3, limit)
+            outs[i] = outs[i].index_add(0, row, y * weights[row, slot, None].to(y.dtype))
+    return [out.view_as(x) for out, (x, _, _) in zip(outs, tiles, strict=True)]
 
 
 def router_weights(ids: Tensor, scores: Tensor, config: ModelConfig) -> Tensor:

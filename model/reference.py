@@ -61,70 +61,89 @@ def dense_pass(model: Model, ids: Tensor, rules: Rules = Rules()) -> Iterator[Fr
     and ``entry_mass`` [B, N, E], the attention probability on each entry, summed over heads and without gradient.
     """
     c = model.config
-    N = ids.shape[1]
-    streams = model.embed[ids].unsqueeze(-2).expand(-1, -1, c.hc_mult, -1)
-    mix = F.one_hot(torch.zeros_like(ids), c.hc_mult).to(ops.acc_dtype(model.dtype))
+    acc = ops.acc_dtype(model.dtype)
+    now = _State(
+        streams=model.embed[ids].unsqueeze(-2).expand(-1, -1, c.hc_mult, -1),
+        mix=F.one_hot(torch.zeros_like(ids), c.hc_mult).to(acc),
+        ropes={flag: ops.rope_tables(c, flag, ids.shape[1], model.embed) for flag in (False, True)},
+    )
     yield Frame(None, {"embed": model.embed[ids]})
-    ropes = {flag: ops.rope_tables(c, flag, N, model.embed) for flag in (False, True)}
-    globals_: dict[int, tuple[Tensor, Tensor]] = {}
-    chosen: dict[int, Tensor | None] = {}
-    pool: Tensor | None = None
     for l in c.layers:
-        w, out = model.layers[l], Frame(l)
-        t = out.tensors
-        if w.engram is not None:
-            rows = torch.stack([hash_rows(c, l, one, w.engram.token_map) for one in ids])
-            streams = add_engram(streams, rows, w.engram, c)
-            t["engram_rows"] = rows
-        cos, sin = ropes[c.compress_ratios[l] > 0]
-        post_pre, post, comb = ops.mhc(streams, w.hc_attn, c)
-        x = ops.rms_norm(ops.collapse(streams, mix), w.attn_norm, c.rms_norm_eps)
-        qr = ops.rms_norm(F.linear(x, w.wq_a), w.q_norm, c.rms_norm_eps)
-        q = ops.rotate(F.linear(qr, w.wq_b).unflatten(-1, (c.num_attention_heads, -1)), cos[:, None], sin[:, None])
-        kv = ops.rotate(ops.rms_norm(F.linear(x, w.wkv), w.kv_norm, c.rms_norm_eps), cos, sin)
-        if c.activation_fake_quant:
-            kv = rounding.round_window(kv)
-        t |= {"attn_in": x, "window_kv": kv}
-        source, picks = c.kv_source(l), c.index_source(l)
-        if source == l:
-            globals_[l] = _global_entries(c, w, x, c.compress_ratios[l], cos, sin, rules.prefix.get(l), t)
-        if picks == l:
-            assert source is not None and w.indexer is not None
-            scores = _index_scores(c, w, x, qr, globals_[source][1], c.compress_ratios[l], cos, sin)
-            if l == c.candidate_source_layer_id:
-                pool = t["candidates"] = candidate_pool(c, scores)
-            if c.uses_candidates(l) and pool is not None and rules.selection == "sparse":
-                scores = scores.masked_fill(~pool, NEG_INF)
-            topk, t["topk_margin"] = select_topk(scores, c.index_topk)
-            chosen[l] = topk = rules.topk.get(l, topk)
-            t["topk"] = topk
-            if rules.probabilities:
-                t["index_scores"] = scores
-        entries = globals_[source][0] if source is not None else kv[:, :0]
-        allowed = None
-        if source is not None and picks is not None:
-            ratio = c.compress_ratios[l]
-            allowed = visible(N, entries.shape[1], ratio, kv.device).expand(len(ids), -1, -1)
-            if rules.selection == "sparse":
-                allowed = allowed & as_mask(chosen[picks], entries.shape[1])
-        y, mass = _attend(c, w, q, kv, entries, allowed, rules.boundary(l), rules)
-        if rules.probabilities and picks == l and mass is not None:
-            t["entry_mass"] = mass
-        y = ops.rotate(y, cos[:, None], sin[:, None], inverse=True)
-        t["attn_out"] = y = ops.output_projection(y, w.wo_a, w.wo_b, c.o_groups)
-        streams = ops.expand(streams, y, post, comb)
-        mix, post, comb = ops.mhc(streams, w.hc_ffn, c)
-        h = ops.rms_norm(ops.collapse(streams, post_pre), w.ffn_norm, c.rms_norm_eps)
-        scores = ops.router_scores(h, w.experts)
-        experts, t["router_margin"] = ops.choose_experts(scores, w.experts, c.num_experts_per_tok)
-        t["router"] = experts = rules.experts.get(l, experts)
-        t["router_weights"] = ops.router_weights(experts, scores, c)
-        t["ffn_out"] = y = ops.moe(h, w.experts, experts, scores, c)
-        streams = ops.expand(streams, y, post, comb)
-        t |= {"streams": streams, "mix": mix, "hidden": ops.collapse(streams, mix)}
-        yield out
-    final = ops.rms_norm(ops.collapse(streams, mix), model.norm, c.rms_norm_eps)
+        # In a function, so that a suspended pass holds neither the layer's weights nor what it no longer needs.
+        yield _run_layer(c, l, model.layers[l], ids, now, rules)
+    final = ops.rms_norm(ops.collapse(now.streams, now.mix), model.norm, c.rms_norm_eps)
     yield Frame(None, {"final": final, "logits": logits(final, model.head)})
+
+
+@dataclass
+class _State:
+    """What a pass carries from layer to layer.
+
+    streams [B, N, n, d]; mix [B, N, n]; ropes: cos and sin by compressed or not; globals: kv source → global KV and
+    index keys; chosen: index source → top-k; pool: the candidates.
+    """
+
+    streams: Tensor
+    mix: Tensor
+    ropes: dict[bool, tuple[Tensor, Tensor]]
+    globals: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    chosen: dict[int, Tensor] = field(default_factory=dict)
+    pool: Tensor | None = None
+
+
+def _run_layer(c: ModelConfig, l: int, w: Layer, ids: Tensor, now: _State, rules: Rules) -> Frame:
+    """One layer of a dense pass: its frame, and the state moved on."""
+    out = Frame(l)
+    t, streams, N = out.tensors, now.streams, ids.shape[1]
+    if w.engram is not None:
+        rows = torch.stack([hash_rows(c, l, one, w.engram.token_map) for one in ids])
+        streams = add_engram(streams, rows, w.engram, c)
+        t["engram_rows"] = rows
+    cos, sin = now.ropes[c.compress_ratios[l] > 0]
+    post_pre, post, comb = ops.mhc(streams, w.hc_attn, c)
+    x = ops.rms_norm(ops.collapse(streams, now.mix), w.attn_norm, c.rms_norm_eps)
+    qr = ops.rms_norm(F.linear(x, w.wq_a), w.q_norm, c.rms_norm_eps)
+    q = ops.rotate(F.linear(qr, w.wq_b).unflatten(-1, (c.num_attention_heads, -1)), cos[:, None], sin[:, None])
+    kv = ops.rotate(ops.rms_norm(F.linear(x, w.wkv), w.kv_norm, c.rms_norm_eps), cos, sin)
+    if c.activation_fake_quant:
+        kv = rounding.round_window(kv)
+    t |= {"attn_in": x, "window_kv": kv}
+    source, picks = c.kv_source(l), c.index_source(l)
+    if source == l:
+        now.globals[l] = _global_entries(c, w, x, c.compress_ratios[l], cos, sin, rules.prefix.get(l), t)
+    if picks == l:
+        assert source is not None and w.indexer is not None
+        scores = _index_scores(c, w, x, qr, now.globals[source][1], c.compress_ratios[l], cos, sin)
+        if l == c.candidate_source_layer_id:
+            now.pool = t["candidates"] = candidate_pool(c, scores)
+        if c.uses_candidates(l) and now.pool is not None and rules.selection == "sparse":
+            scores = scores.masked_fill(~now.pool, NEG_INF)
+        topk, t["topk_margin"] = select_topk(scores, c.index_topk)
+        now.chosen[l] = t["topk"] = rules.topk.get(l, topk)
+        if rules.probabilities:
+            t["index_scores"] = scores
+    entries = now.globals[source][0] if source is not None else kv[:, :0]
+    allowed = None
+    if source is not None and picks is not None:
+        allowed = visible(N, entries.shape[1], c.compress_ratios[l], kv.device).expand(len(ids), -1, -1)
+        if rules.selection == "sparse":
+            allowed = allowed & as_mask(now.chosen[picks], entries.shape[1])
+    y, mass = _attend(c, w, q, kv, entries, allowed, rules.boundary(l), rules)
+    if rules.probabilities and picks == l and mass is not None:
+        t["entry_mass"] = mass
+    y = ops.rotate(y, cos[:, None], sin[:, None], inverse=True)
+    t["attn_out"] = y = ops.output_projection(y, w.wo_a, w.wo_b, c.o_groups)
+    streams = ops.expand(streams, y, post, comb)
+    mix, post, comb = ops.mhc(streams, w.hc_ffn, c)
+    h = ops.rms_norm(ops.collapse(streams, post_pre), w.ffn_norm, c.rms_norm_eps)
+    scores = ops.router_scores(h, w.experts)
+    experts, t["router_margin"] = ops.choose_experts(scores, w.experts, c.num_experts_per_tok)
+    t["router"] = experts = rules.experts.get(l, experts)
+    t["router_weights"] = ops.router_weights(experts, scores, c)
+    t["ffn_out"] = y = ops.moe(h, w.experts, experts, scores, c)
+    now.streams, now.mix = ops.expand(streams, y, post, comb), mix
+    t |= {"streams": now.streams, "mix": mix, "hidden": ops.collapse(now.streams, mix)}
+    return out
 
 
 def logits(final: Tensor, head: Tensor) -> Tensor:
@@ -145,9 +164,8 @@ def window_mask(n: int, window: int, boundary: int = 0, device: torch.device | s
     return (j <= i) & (i - j < window) & ~((i >= boundary) & (j < boundary))
 
 
-def as_mask(topk: Tensor | None, entries: int) -> Tensor:
+def as_mask(topk: Tensor, entries: int) -> Tensor:
     """Entry ids [..., k] with -1 for absent → bool [..., entries]."""
-    assert topk is not None
     mask = torch.zeros(*topk.shape[:-1], entries + 1, dtype=torch.bool, device=topk.device)
     return mask.scatter_(-1, torch.where(topk < 0, entries, topk).long(), True)[..., :entries]
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 
 from replayscope.inspector.samples import load
-from replayscope.model import mini, reference, tokenizer, weights
+from replayscope.model import checkpoint, mini, reference, tokenizer, weights
 from replayscope.model.config import ModelConfig
 
 PATH = Path(str(files("replayscope.model").joinpath("mini.safetensors")))
@@ -32,7 +32,7 @@ def config():
 
 @pytest.fixture(scope="module")
 def tensors(config):
-    return weights.read_tensors(PATH, config, torch.float32)
+    return checkpoint.read_tensors(PATH, config, torch.float32)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from replayscope.model import mini, reference, train, weights
+from replayscope.model import checkpoint, mini, reference, train
 from replayscope.model.config import ModelConfig
 from replayscope.model.optim import orthogonalised
 from replayscope.model.train_forward import forward
@@ -92,7 +92,7 @@ def test_official_names_survive_a_round_trip(tmp_path):
     train.store(tmp_path / "m.safetensors", params, TINY, {"seed": "0"})
     config = ModelConfig.load(tmp_path / "m.json")
     assert config == TINY
-    read = weights.read_tensors(tmp_path / "m.safetensors", config, torch.float32)
+    read = checkpoint.read_tensors(tmp_path / "m.safetensors", config, torch.float32)
     assert read.keys() == tensors.keys()
     for name, value in tensors.items():
         torch.testing.assert_close(read[name], value, rtol=2**-8, atol=0)

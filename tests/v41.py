@@ -9,8 +9,9 @@ import torch
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.plan import Plan, Request
 from replayscope.inspector.semantics import Shape
+from replayscope.model.checkpoint import read_tensors
 from replayscope.model.config import ModelConfig
-from replayscope.model.weights import Model, build, read_tensors
+from replayscope.model.weights import Model, build
 
 ROOT = Path(__file__).parent / "fixtures" / "v41"
 TOKENS, PROMPT_END = 68, 56

@@ -1,0 +1,227 @@
+"""A checkpoint in the official layout: one file or shards with an index, read by name, checked before anything is used.
+
+Vision, DSpark and the layers behind the model's are skipped by name. Every other tensor that is missing, unknown,
+misshapen or of a dtype that cannot be decoded is named in one error.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from replayscope.model.config import ModelConfig
+from replayscope.model.manifest import check_entries, expert_name, find_entries, scale_name
+from replayscope.model.shapes import TILE, expected_shapes
+from replayscope.model.storage import Entry
+from replayscope.model.weights import TOKEN_MAP, Layer, Model, WeightsError, check_token_map, decode, make_layer
+
+# Kept in float32 whatever the model's dtype: stored so, and they enter float32 arithmetic (sink, mixes, router bias).
+_WIDE = re.compile(r"(attn_sink|gate\.bias|hc_(attn|ffn)_(fn|base|scale)|compressor\.w(kv|gate)\.weight)$")
+# Read at once; a table's pages are given back in between.
+_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The stored tensors of a model by official name. Opening reads headers only."""
+
+    path: Path
+    config: ModelConfig
+    entries: dict[str, Entry]
+
+    def read(self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """A tensor decoded, in ``dtype`` (wide ones in at least float32). Raises WeightsError if it is not finite."""
+        scale = self.entries.get(scale_name(name))
+        value = decode(self.entries[name].view().to(device), None if scale is None else scale.view())
+        if not torch.isfinite(value).all():
+            raise WeightsError(f"weights hold NaN or infinity: {name}")
+        return value.to(torch.promote_types(dtype, torch.float32) if _WIDE.search(name) else dtype)
+
+    def check_scales(self, names: Iterable[str]) -> None:
+        """Raise WeightsError for scales that are not finite; packed numbers themselves always are."""
+        for name in names:
+            scale = self.entries.get(scale_name(name))
+            if scale is not None and not torch.isfinite(scale.view().float()).all():
+                raise WeightsError(f"weights hold NaN or infinity: {scale_name(name)}")
+
+    def table(self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """A matrix of which only the rows asked for are read; it is indexed and asked for dtype and device only."""
+        return cast(Tensor, Table(self, name, dtype, torch.device(device)))
+
+    def layer_names(self, layer: int) -> list[str]:
+        """Names of a layer's tensors without its Engram table, which is never read whole."""
+        return [k for k in self.shapes if k.startswith(f"layers.{layer}.") and not k.endswith("engram.embed.weight")]
+
+    def release(self) -> None:
+        """Give the pages of all shards back to the system."""
+        for shard in {id(e.shard): e.shard for e in self.entries.values()}.values():
+            shard.release()
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Ask the system for these tensors' bytes before they are needed."""
+        for name in names:
+            for entry in (self.entries[name], self.entries.get(scale_name(name))):
+                if entry is not None:
+                    entry.shard.read_ahead(entry.start, entry.stop)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return expected_shapes(self.config)
+
+    @cached_property
+    def token_map(self) -> Tensor | None:
+        """token id → compressed id [vocab]; None without Engram. Raises WeightsError where Engram lacks it."""
+        if not self.config.engram_layer_ids:
+            return None
+        found = read_token_map(self.path if self.path.is_dir() else self.path.parent)
+        check_token_map(self.config, found)
+        return found
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """What the model takes in memory in ``dtype``; Engram tables stay on disk."""
+        return (
+            sum(math.prod(s) for k, s in self.shapes.items() if not k.endswith("engram.embed.weight")) * dtype.itemsize
+        )
+
+    def layer(self, i: int, dtype: torch.dtype, device: torch.device | str, stack: Callable[[str], Tensor]) -> Layer:
+        """Layer i decoded; stack: its routed experts' w1, w2 or w3. Of an Engram table rows are read as needed."""
+
+        def get(name: str) -> Tensor:
+            full = f"layers.{i}.{name}"
+            return self.table(full, dtype, device) if name == "engram.embed.weight" else self.read(full, dtype, device)
+
+        return make_layer(self.config, i, get, stack, self.token_map)
+
+    def resident(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
+        """The whole model decoded in memory, Engram tables excepted."""
+
+        def stack(i: int, part: str) -> Tensor:
+            count = self.config.n_routed_experts
+            first = self.read(expert_name(i, 0, part), dtype, device)
+            out = first.new_empty((count, *first.shape))
+            out[0] = first
+            for e in range(1, count):
+                out[e] = self.read(expert_name(i, e, part), dtype, device)
+            return out
+
+        embed, head, norm = (self.read(f"{k}.weight", dtype, device) for k in ("embed", "head", "norm"))
+        layers = []
+        for i in self.config.layers:
+            layers.append(self.layer(i, dtype, device, partial(stack, i)))
+            self.release()
+        return Model(self.config, embed, head, norm, tuple(layers))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Stands in for a stored matrix [rows, columns] of which only rows are asked for: ``table[ids]`` decodes those."""
+
+    checkpoint: Checkpoint
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        """ids [...] → rows [..., columns]. Raises WeightsError for a row that is not finite."""
+        weight = self.checkpoint.entries[self.name]
+        scale = self.checkpoint.entries.get(scale_name(self.name))
+        wanted, back = torch.unique(ids.cpu(), return_inverse=True)
+        parts = []
+        for at in wanted.split(_ROWS):
+            tile = None
+            if scale is not None:
+                tile = scale.rows(at if scale.shape[0] == weight.shape[0] else at // TILE)
+            parts.append(decode(weight.rows(at), tile))
+            weight.shard.release()
+        values = torch.cat(parts) if parts else torch.empty(0, *self.checkpoint.shapes[self.name][1:])
+        if not torch.isfinite(values).all():
+            raise WeightsError(f"weights hold NaN or infinity: {self.name}")
+        return values.to(self.device, self.dtype)[back.to(self.device)]
+
+
+def open_checkpoint(path: str | Path, layers: int | None = None, config: ModelConfig | None = None) -> Checkpoint:
+    """A folder (config.json beside the shards) or one file (its config beside it as .json), checked by its headers.
+
+    layers: run only so many. Raises WeightsError with one line that names every tensor that does not fit.
+    """
+    path = Path(path)
+    config = config or _read_config(path)
+    if layers is not None:
+        config = first_layers(config, layers)
+    checkpoint = Checkpoint(path, config, find_entries(path, config))
+    check_entries(checkpoint.path, checkpoint.entries, checkpoint.shapes)
+    _ = checkpoint.token_map
+    return checkpoint
+
+
+def read_tensors(
+    path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Every tensor of the model decoded, by official name."""
+    checkpoint = Checkpoint(path, config, find_entries(path, config))
+    check_entries(checkpoint.path, checkpoint.entries, checkpoint.shapes)
+    return {name: checkpoint.read(name, dtype, device) for name in checkpoint.shapes}
+
+
+def first_layers(config: ModelConfig, count: int) -> ModelConfig:
+    """The config of the first ``count`` layers, schedules cut with it.
+
+    Raises WeightsError, with the nearest counts that can be, for one that leaves no valid config.
+    """
+
+    def cut(k: int) -> ModelConfig:
+        def below(ids: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(l for l in ids if l < k)
+
+        return replace(
+            config,
+            num_hidden_layers=k,
+            compress_ratios=config.compress_ratios[:k],
+            kv_source_layer_ids=below(config.kv_source_layer_ids),
+            index_source_layer_ids=below(config.index_source_layer_ids),
+            engram_layer_ids=below(config.engram_layer_ids),
+            candidate_source_layer_id=config.candidate_source_layer_id if config.candidate_source_layer_id < k else -1,
+        )
+
+    def why_not(k: int) -> str:
+        try:
+            cut(k)
+        except ValueError as e:
+            return str(e)
+        return ""
+
+    if count > config.num_hidden_layers:
+        raise WeightsError(f"--layers-only {count}: the model has {config.num_hidden_layers} layers")
+    if reason := why_not(count):
+        able = [k for k in range(1, config.num_hidden_layers + 1) if not why_not(k)]
+        near = sorted(sorted(able, key=lambda k: abs(k - count))[:2])
+        raise WeightsError(f"--layers-only {count} leaves no valid model ({reason}); try {' or '.join(map(str, near))}")
+    return cut(count)
+
+
+def read_token_map(folder: Path) -> Tensor | None:
+    """token id → compressed id [vocab], from the file beside the config; None if there is none."""
+    file = folder / TOKEN_MAP
+    if not file.is_file():
+        return None
+    try:
+        return torch.tensor(json.loads(file.read_text(encoding="utf-8")), dtype=torch.long)
+    except (ValueError, TypeError, UnicodeDecodeError) as e:
+        raise WeightsError(f"{file} is not a JSON list of ids: {e}") from e
+
+
+def _read_config(path: Path) -> ModelConfig:
+    file = path / "config.json" if path.is_dir() else path.with_suffix(".json")
+    try:
+        return ModelConfig.load(file)
+    except FileNotFoundError:
+        raise WeightsError(f"{path} has no config.json") from None
+    except (OSError, ValueError, TypeError, AttributeError) as e:
+        raise WeightsError(f"{file}: {e}") from e
