@@ -45,6 +45,19 @@ def test_one_spike_among_4096_cuts_survives_pooling():
     assert "largest of up to" in figure.layout.meta["notes"][0]
 
 
+def test_the_far_end_of_a_long_axis_is_merged_and_said():
+    value = np.full((2, 100), 1e-3)
+    value[1, 77] = 0.5
+    figure = draw(chart(grid(value), fine=20))
+    shown = next(t for t in figure.data if t.name == "magnitude")
+    assert 25 <= shown.z.shape[1] <= 35 and np.nanmax(shown.z) == pytest.approx(np.log10(0.5), abs=1e-6)
+    assert figure.layout.meta["columns"][:21] == list(range(21)) and figure.layout.meta["columns"][21] == 28
+    assert "from position 20 on the largest of 8 positions" in figure.layout.meta["notes"]
+    assert "8 per column" in [note.text for note in figure.layout.annotations]
+    short = draw(chart(grid(value[:, :29]), fine=20))
+    assert len(short.layout.meta["columns"]) == 29
+
+
 @given(st.data())
 def test_pooling_keeps_every_maximum_and_every_bug(data):
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 60))

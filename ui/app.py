@@ -87,7 +87,7 @@ def build(root: str | os.PathLike[str], trace: str | os.PathLike[str] | None = N
             menus = [gr.Dropdown([], label=name, min_width=140, elem_id=f"rs-{name.split()[0]}") for name in names]
         summary = gr.HTML("", elem_id="rs-summary", **plain)
         cut = gr.Slider(0, 1, 0, step=1, label="cut H", elem_id="rs-cut", buttons=[])
-        with gr.Row(elem_classes="rs-maps"):
+        with gr.Row(elem_classes="rs-maps", equal_height=True):
             cut_map = _figure("rs-cut-map", 17, "rs-by-cut")
             position_map = _figure("rs-position-map", 12)
         kl = _figure("rs-logits", 1, "rs-by-cut")

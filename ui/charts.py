@@ -115,6 +115,7 @@ def position_layer_chart(
         outline=outline,
         marks=() if info.cut is None else ((float(info.cut), f"cut H {count(info.cut)}, then the suffix"),),
         cut=None if info.cut is None else float(info.cut),
+        fine=4 * info.window if note == "one column per position" else None,
         divider=_divider(trace, layers),
     )
 

@@ -57,11 +57,16 @@ class Grid:
         budget = max(1, cells // max(1, rows))
         alone = {c for c in keep if 0 <= c < columns}
         width = -(-columns // max(1, budget - 2 * len(alone)))
-        edges = sorted({0, columns, *range(0, columns, width), *alone, *(c + 1 for c in alone)})
-        starts = np.array(edges[:-1])
+        return self.merge({*range(0, columns, width), *alone, *(c + 1 for c in alone)}, width)
+
+    def merge(self, edges: Collection[int], width: int) -> Grid:
+        """The grid with columns merged between `edges`, at most `width` to one; the rules are those of `pool`."""
+        rows, columns = self.shape
+        ends = sorted({0, columns} | {edge for edge in edges if 0 < edge < columns})
+        starts = np.array(ends[:-1])
         rank = np.nan_to_num(self.value, nan=-np.inf, posinf=np.finfo(float).max, neginf=-np.inf)
         rank = np.where(self.kind == BUG, np.inf, rank)
-        groups = zip(starts, edges[1:], strict=True)
+        groups = zip(starts, ends[1:], strict=True)
         best = np.stack([a + rank[:, a:b].argmax(axis=1) for a, b in groups], axis=1)
         rowwise = np.arange(rows)[:, None]
         flips = np.logical_or.reduceat(self.kind == FLIP, starts, axis=1)
@@ -74,8 +79,8 @@ class Grid:
             kind=np.where(flips & (kind != BUG), FLIP, kind),
             exact=np.logical_and.reduceat(self.exact, starts, axis=1),
             start=self.start[starts],
-            stop=self.stop[np.array(edges[1:]) - 1],
-            pooled=width,
+            stop=self.stop[np.array(ends[1:]) - 1],
+            pooled=max(self.pooled, width),
         )
 
 
@@ -101,6 +106,7 @@ class MapChart(Chart):
     outline: per row the token intervals [a, b) of the exact region; None takes it from `grid.exact`, cell by cell.
     marks: (position in tokens, label) of vertical lines that lie before that token; the one at `cut` is the strongest.
     divider: (row, label), a line under that row, where the decoder half begins.
+    fine: a long axis is drawn column by column this far, and merged to half as many columns beyond it.
     """
 
     grid: Grid = field(default=None)  # type: ignore[assignment]
@@ -111,6 +117,7 @@ class MapChart(Chart):
     marks: tuple[tuple[float, str], ...] = ()
     cut: float | None = None
     divider: tuple[int, str] | None = None
+    fine: int | None = None
 
     def edge(self, token: float) -> float:
         """Where a token begins on the axis, in columns from the left edge; inside a wide column it is interpolated."""

@@ -25,11 +25,8 @@ CLASS_WORDS = {
 
 def draw(chart: MapChart, height: int | None = None) -> go.Figure:
     """A MapChart as a plotly figure in light colours; a grid without cells gives the axes and a message."""
-    keep = {int(chart.edge(token)) + d for token, _ in chart.marks for d in (-1, 0)}
-    if chart.cut is not None:
-        keep.add(int(chart.edge(chart.cut)))
-    grid = chart.grid.pool(keep)
-    chart = _with_grid(chart, grid)
+    chart = _fitted(chart)
+    grid = chart.grid
     figure = go.Figure(layout={"template": template()})
     rows, columns = grid.shape
     if rows and columns:
@@ -75,11 +72,27 @@ def heading(figure: go.Figure, chart: Chart, height: int, key: list, columns: li
     )  # fmt: skip
 
 
-def _with_grid(chart: MapChart, grid: Grid) -> MapChart:
-    if grid is chart.grid:
+def _fitted(chart: MapChart) -> MapChart:
+    """The chart with columns merged: the far end of a long axis, and whatever is more than a browser should be sent."""
+    grid, marks = chart.grid, list(chart.marks)
+    columns, fine = grid.shape[1], chart.fine
+    if fine and columns > fine * 3 // 2:
+        width = -(-(columns - fine) // max(1, fine // 2))
+        marks.append((float(grid.start[fine]), f"{count(width)} per column"))
+        grid = grid.merge({*range(fine), *range(fine, columns, width)}, width)
+        notes = (
+            *chart.notes,
+            f"from position {count(chart.grid.start[fine])} on the largest of {count(width)} positions",
+        )
+        chart = replace(chart, grid=grid, marks=tuple(marks), notes=notes)
+    keep = {int(chart.edge(token)) + d for token, _ in chart.marks for d in (-1, 0)}
+    if chart.cut is not None:
+        keep.add(int(chart.edge(chart.cut)))
+    pooled = grid.pool(keep)
+    if pooled is grid:
         return chart
-    note = f"each cell is the largest of up to {count(grid.pooled)} neighbours, never a mean"
-    return replace(chart, grid=grid, notes=(*chart.notes, note))
+    note = f"each cell is the largest of up to {count(pooled.pooled)} neighbours, never a mean"
+    return replace(chart, grid=pooled, notes=(*chart.notes, note))
 
 
 def _cells(figure: go.Figure, chart: MapChart) -> None:
