@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from replayscope.inspector.entries import Progress, Settings
 from replayscope.inspector.frame import Frame
 from replayscope.inspector.layout import Layout, PrefixCheck
 from replayscope.inspector.packing import pack
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.pool import Pool
-from replayscope.inspector.step import Progress, Settings, Step
+from replayscope.inspector.step import Step
 from replayscope.model import ops
 from replayscope.model.weights import Model
 

@@ -1,43 +1,21 @@
 """One advance of the executor: the packed rows of all requests on their way through the layers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from replayscope.inspector.entries import EntryWriter, Progress, Settings
 from replayscope.inspector.frame import Attended, Frame
 from replayscope.inspector.layout import Layout
-from replayscope.inspector.packing import Block, Span, blocks, pack
+from replayscope.inspector.packing import Block, Span, blocks
 from replayscope.kernels.attention import window_global_attention, window_keys
 from replayscope.kernels.index import candidate_blocks, index_scores, keep_candidates, topk_entries
 from replayscope.model import ops, rounding
 from replayscope.model.engram import add_engram, hash_rows
 from replayscope.model.streaming import StreamedModel
 from replayscope.model.weights import Layer
-
-
-@dataclass(frozen=True)
-class Settings:
-    """block: rows computed together. reproducible: fixed tiles. frozen: choices taken from the first request.
-
-    keep_state: every layer's window KV stays in the pool.
-    """
-
-    block: int = 512
-    reproducible: bool = False
-    frozen: bool = False
-    keep_state: bool = False
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where the requests stand: their token ids, the first row not yet run, and cos/sin tables by compressed or not."""
-
-    ids: list[Tensor]
-    done: list[int]
-    ropes: dict[bool, tuple[Tensor, Tensor]]
 
 
 class Step:
@@ -49,14 +27,8 @@ class Step:
     def __init__(
         self, layout: Layout, settings: Settings, now: Progress, spans: list[Span], rows: int, want: frozenset[str]
     ) -> None:
-        self.layout, self.settings, self.now, self.spans, self.rows, self.want = (
-            layout,
-            settings,
-            now,
-            spans,
-            rows,
-            want,
-        )
+        self.layout, self.settings, self.now = layout, settings, now
+        self.spans, self.rows, self.want = spans, rows, want
         self.model, self.config, self.pool, self.plan = layout.model, layout.model.config, layout.pool, layout.plan
         self.device = self.model.device
         self.position = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(self.device)
@@ -68,6 +40,7 @@ class Step:
         self.topk_margin = self.buffer("topk_margin", dtype=ops.acc_dtype(self.model.dtype))
         self.candidates = self.buffer("candidates", c.candidate_topk_blocks, dtype=torch.long)
         self._per_row: dict[tuple[str, int], Tensor] = {}
+        self.entries = EntryWriter(layout, settings, now, spans)
 
     def since(self, first: list[int]) -> tuple[list[Span], list[Block]]:
         """Spans and blocks of the rows from the given position on, per request."""
@@ -97,7 +70,7 @@ class Step:
         self._project(l, w, proj)
         emit(proj_spans, attn_in=self.attn_in, window_kv=self.kv)
         if l in c.kv_source_layer_ids:
-            entry_spans, entries = self._write_entries(l, w)
+            entry_spans, entries = self.entries.write(l, w, self.compressor_in)
             emit(entry_spans, **entries)
         acc = ops.acc_dtype(self.model.dtype)
         outs = {p: self.buffer(p, c.hidden_size) for p in ("attn_out", "ffn_out") if p in self.want}
@@ -178,99 +151,6 @@ class Step:
             for s in self.spans
         ]
         return torch.cat(parts).to(self.device)
-
-    def _write_entries(self, l: int, w: Layer) -> tuple[list[Span], dict[str, Tensor]]:
-        """Pool, norm and store the entries that became complete; check that no kept entry's bytes changed."""
-        c, ratio = self.config, self.config.compress_ratios[l]
-        requests = self.plan.requests
-        ranges = []
-        for s in self.spans:
-            r = requests[s.request]
-            first = max(r.first_entry[l], s.first // ratio if s.first > r.start else 0)
-            ranges.append((first, (s.first + s.count) // ratio))
-        spans = pack(ranges)
-        count = sum(s.count for s in spans)
-        entry = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(self.device)
-        latent = self._latents(l, w, spans, entry, ratio)
-        kv, key = torch.empty_like(latent), latent.new_empty(count, c.index_head_dim)
-        cos, sin = self.now.ropes[True]
-        assert w.compressor is not None
-        for b in blocks(
-            [s for s in spans if s.count],
-            [r.chunk for r in requests],
-            self.settings.block,
-            self.settings.reproducible,
-            self.device,
-        ):
-            x, at = b.take(latent), b.take(entry) * ratio
-            k = ops.rms_norm(F.linear(x, w.compressor.wk), w.compressor.k_norm, c.rms_norm_eps)
-            k, v = ops.rotate(k, cos[at], sin[at]), ops.rotate(x, cos[at], sin[at])
-            b.put(key, rounding.round_index(k) if c.activation_fake_quant else k)
-            b.put(kv, rounding.round_main(v) if c.activation_fake_quant else v)
-        pools = self.layout.entries(l)
-        owners = {o for o in self.layout.prefix_owner if o >= 0}
-        new = (kv, key)
-        self._store(pools, new, [s for s in spans if s.request in owners], ratio)
-        before = self.layout.snapshot(pools, ratio)
-        self._store(pools, new, [s for s in spans if s.request not in owners], ratio)
-        self.layout.check_prefix(pools, before, ratio)
-        return spans, {"global_kv": kv, "index_k": key, "latent": latent}
-
-    def _store(self, pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], spans: list[Span], ratio: int) -> None:
-        """Put new entries into their requests' slots; a private prefix is copied before its request first writes."""
-        for s in spans:
-            r = self.plan.requests[s.request]
-            if r.private_prefix and self.now.done[s.request] == r.start:
-                self.layout.copy_prefix(pools, s.request, ratio)
-            at = self.layout.own_entry(s.request, ratio) + s.first
-            for pool, values in zip(pools, new, strict=True):
-                pool[at : at + s.count] = values[s.rows]
-
-    def _latents(self, l: int, w: Layer, spans: list[Span], entry: Tensor, ratio: int) -> Tensor:
-        """Compressor output [entries, D], normed, not rotated."""
-        c = self.config
-        assert w.compressor is not None
-        request = torch.cat([torch.full((s.count,), s.request) for s in spans]).to(self.device)
-        parts = [self._compressor_rows(l, request, entry * ratio + t) for t in range(ratio)]
-        if ratio == 2:
-            content, score = (torch.stack([p[k] for p in parts], 1) for k in ("content", "score"))
-            pooled = ops.pool_pairs(content, score, self.model.dtype)
-            self._keep_open_pair(l)
-        else:
-            pooled = parts[0]["content"]
-        return ops.rms_norm(pooled, w.compressor.norm, c.rms_norm_eps)
-
-    def _compressor_rows(self, l: int, request: Tensor, position: Tensor) -> dict[str, Tensor]:
-        """The compressor's input at (request, position).
-
-        It comes from this step, from full (the kept open pair of a hit), or from the step before.
-        """
-        first = torch.tensor([s.first for s in self.spans], device=self.device)
-        at = torch.tensor([s.at for s in self.spans], device=self.device)
-        start = torch.tensor(self.layout.starts, device=self.device)
-        owner = torch.tensor(self.layout.prefix_owner, device=self.device)
-        inherited = position < start[request]
-        request = torch.where(inherited, owner[request], request)
-        earlier = position < first[request]
-        if bool((inherited & earlier).any()):
-            raise ValueError("a request must start in the same step as the one whose open pair it continues")
-        row = (at[request] + position - first[request]).clamp(min=0)
-        out = {k: v[row] for k, v in self.compressor_in.items()}
-        if bool(earlier.any()):
-            for k in out:
-                kept = self.pool.take(
-                    f"open.{l}.{k}", (len(self.spans), self.config.head_dim), out[k].dtype, self.device
-                )
-                out[k] = torch.where(earlier[:, None], kept[request], out[k])
-        return out
-
-    def _keep_open_pair(self, l: int) -> None:
-        """Remember the last row of each request: if it is the first of its pair, the next step completes it."""
-        for k, v in self.compressor_in.items():
-            kept = self.pool.take(f"open.{l}.{k}", (len(self.spans), self.config.head_dim), v.dtype, self.device)
-            for s in self.spans:
-                if s.count:
-                    kept[s.request] = v[s.at + s.count - 1]
 
     def _choose_entries(self, l: int, w: Layer, b: Block, x: Tensor, qr: Tensor, at: Tensor) -> None:
         """The block's top-k entry numbers, by the indexer or frozen from the first request."""
