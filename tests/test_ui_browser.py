@@ -242,12 +242,10 @@ def test_a_trace_outside_the_root_is_refused(root, tmp_path):
 
 
 def test_serve_prints_where_and_picks_the_next_free_port(root, capsys, monkeypatch, url):
-    import gradio
-
     from replayscope.ui import app
 
     done = threading.Event()
-    monkeypatch.setattr(gradio.Blocks, "block_thread", lambda self: done.set())
+    monkeypatch.setattr(app, "_wait", done.set)
     app.serve(root=root)
     said = capsys.readouterr().err
     port = int(re.search(r"http://127\.0\.0\.1:(\d+)", said)[1])

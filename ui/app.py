@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -277,9 +278,14 @@ def serve(
     url = launch(blocks, host, port, open_browser)
     print(f"ReplayScope at {url}  (Ctrl+C stops it)", file=sys.stderr, flush=True)
     try:
-        blocks.block_thread()
+        _wait()
     finally:
         blocks.close(verbose=False)
+
+
+def _wait() -> None:
+    """Until Ctrl+C, which goes on to the caller; Gradio's own way of waiting would swallow it."""
+    threading.Event().wait()
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -108,7 +108,8 @@ def draw_lines(chart: LineChart, height: int = 400) -> go.Figure:
         key.append("within the noise")
     for i, line in enumerate(chart.lines):
         colour = LIGHT.arms[-1] if line.quiet else LIGHT.arms[i % (len(LIGHT.arms) - 1)]
-        dash = DASHES[i // (len(LIGHT.arms) - 1) % len(DASHES)]
+        # An arm without a cut is one value for all: dashed, so that what it covers still shows.
+        dash = "dash" if line.everywhere else DASHES[i // (len(LIGHT.arms) - 1) % len(DASHES)]
         _line(figure, chart, x, axis, line, colour, dash)
         key.append([line.label, colour, CSS_DASH[dash]])
     if chart.lines:
@@ -159,6 +160,12 @@ def _line(figure: go.Figure, chart: LineChart, x: np.ndarray, axis: _Axis, line:
         y=axis.place(line.largest).tolist(), mode="lines", name=f"{line.label}, largest row", showlegend=False,
         line={"color": colour, "width": 1, "dash": "dot"}, opacity=0.75, **common,
     )  # fmt: skip
+    if not line.quiet:
+        last = np.where(np.arange(len(x)) == len(x) - 1, line.last, np.nan) if line.everywhere else line.last
+        figure.add_scatter(
+            y=axis.place(last).tolist(), mode="markers", name=f"{line.label}, last row", showlegend=False,
+            marker={"symbol": "circle-open", "size": 5, "color": colour, "line": {"width": 1}}, opacity=0.7, **common,
+        )  # fmt: skip
     marks = len(x) <= 80 and not line.everywhere
     figure.add_scatter(
         y=axis.place(line.mean).tolist(), mode="lines+markers" if marks or len(x) == 1 else "lines", name=line.label,

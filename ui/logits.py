@@ -41,7 +41,7 @@ def logits_chart(
     lines = tuple(_line(s, table, metric_name, cuts) for s in same)
     floors = region_floor(trace, "logits", metric_name)[:, 0, table.bucket("suffix")]
     floor = np.array([_at_cut(floors, same, cut) for cut in cuts])
-    notes = ["solid: mean over the suffix; dotted: largest row"]
+    notes = ["solid: mean over the suffix, dotted: its largest row, ○ the last row"]
     if left := [s.label for s in wanted if s not in same]:
         notes.append(f"of another design and left out: {', '.join(left)}")
     unit = METRICS[metric_name].unit
