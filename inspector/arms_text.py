@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from replayscope.inspector.smooth import smooth_shares
 from replayscope.inspector.verdict import ArmRow, Verdict, arm_table, verdict
 from replayscope.traces.reader import TraceReader
 
@@ -30,6 +31,7 @@ def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
     )
     data = {
         "arms": [row.__dict__ for row in rows],
+        "smooth": [s.__dict__ for s in smooth_shares(trace)],
         "verdict": {
             "ok": judged.ok,
             "notes": judged.notes,
@@ -52,12 +54,27 @@ def verdict_lines(trace: TraceReader, judged: Verdict) -> list[str]:
     if planted:
         out.append(f"planted faults: {len(planted) - len(judged.missed)} of {len(planted)} found")
         out += [f"MISSED {trace.runs[i].label}" for i in judged.missed]
+    out += _smooth_lines(trace)
     return out + [f"note: {n}" for n in judged.notes]
+
+
+def _smooth_lines(trace: TraceReader) -> list[str]:
+    """Per arm that also ran with full's choices: how much of its divergence that leaves."""
+    by_arm: dict[str, list[str]] = {}
+    for s in smooth_shares(trace):
+        place = {"window": "in the window", "suffix": "from H on"}[s.region]
+        name = s.arm if s.semantics == "paper" else f"{s.arm} {s.semantics}"
+        by_arm.setdefault(name, []).append(f"{s.point} {place} {s.share:.0%}")
+    return [
+        f"smooth share of {arm}, the rest comes from changed top-k and experts: {', '.join(parts)}"
+        for arm, parts in by_arm.items()
+    ]
 
 
 def _cells(row: ArmRow) -> tuple[str, ...]:
     layers = " ".join(map(_layer, row.window, row.window_floor)) if any(v is not None for v in row.window) else "–"
     name = row.arm if row.replay is None else f"{row.arm} R={row.replay}"
+    name += "" if row.semantics == "paper" else f" {row.semantics}"
     return (
         *(name, str(len(row.runs)), _number(row.oracle), _number(row.exact), _number(row.floor), layers),
         *(_number(row.kl_max), _count(row.top1), _count(row.flips)),

@@ -207,6 +207,9 @@ def _run_options(options: Namespace) -> RunOptions:
         block=options.block,
         rows=options.rows,
         audit=options.audit,
+        rounding=options.rounding,
+        topk=options.topk,
+        experts=options.experts,
         reproducible=options.reproducible,
         tokens=options.tokens,
         forced=options.forced,
@@ -226,13 +229,9 @@ def _names(text: str, what: str) -> Iterable[str]:
 
 def _arm(name: str) -> str:
     """`name` if it is an arm, or a glob such as `broken:*` that stands for some."""
-    from replayscope.inspector.semantics import ARMS, BROKEN
+    from replayscope.inspector.semantics import arm_names
 
-    valid = [
-        *ARMS,
-        *(f"oracle:{arm}" for arm in ARMS if arm not in ("repeat", "rechunk")),
-        *(f"broken:{kind}" for kind in BROKEN),
-    ]
+    valid = arm_names()
     known = re.sub(r"^broken:floor@[0-9]+$", "broken:floor@L", name) in valid and name != "broken:floor@L"
     if not known and not ("*" in name and any(fnmatchcase(arm, name) for arm in valid)):
         raise unknown("arm", name, valid)

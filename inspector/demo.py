@@ -15,12 +15,12 @@ from replayscope.traces.reader import TraceReader
 
 log = logging.getLogger(__name__)
 
-ARMS = ("full", "repeat", "rechunk", "hit", "encoder", "decoder", "both")
+ARMS = ("full", "repeat", "rechunk", "hit", "encoder", "frozen:encoder", "decoder", "both")
 # As many cuts as make a picture, the window boundary and both ends with their neighbours among them.
 CUTS = "grid,64:1024:64"
 TOKENS, SUFFIX = 1024, 128
 # The audit judges every arm and every planted fault by dense oracles, which cost a whole pass per cut.
-AUDIT_ARMS = (*ARMS, "exact", "broken:*")
+AUDIT_ARMS = (*(a for a in ARMS if not a.startswith("frozen:")), "exact", "broken:*")
 AUDIT_CUTS, AUDIT_TOKENS = "W-1,W,W+1,201,256,511", 512
 
 

@@ -14,7 +14,8 @@ from replayscope.model.weights import Layer
 
 @dataclass(frozen=True)
 class Settings:
-    """block: rows computed together. reproducible: fixed tiles. frozen: choices taken from the first request.
+    """block: rows computed together. reproducible: fixed tiles. frozen, frozen_experts: all choices, or the experts, of
+    every request are the first request's. dense: attention over every visible entry instead of the top-k.
 
     keep_state: every layer's window KV stays in the pool.
     """
@@ -23,6 +24,8 @@ class Settings:
     reproducible: bool = False
     frozen: bool = False
     keep_state: bool = False
+    frozen_experts: bool = False
+    dense: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ class Executor:
     """Runs plans on one model.
 
     block: rows per block. reproducible: fixed tiles, so that a row's bits do not depend on what else runs.
-    frozen: top-k and experts of every request are taken from the plan's first request (``full``) at the same position.
+    frozen: top-k and experts of every request are taken from the plan's first request (``full``) at the same position;
+    frozen_experts: the experts only. dense: attention reads every visible entry, whatever the indexer chooses.
     keep_state: window KV of every layer stays in the pool, so that ``advance`` can be called again (decoding, chunks).
     """
 
@@ -36,9 +37,11 @@ class Executor:
         reproducible: bool = False,
         frozen: bool = False,
         keep_state: bool = False,
+        frozen_experts: bool = False,
+        dense: bool = False,
     ) -> None:
         self.model, self.pool = model, pool or Pool()
-        self.settings = Settings(block, reproducible, frozen, keep_state)
+        self.settings = Settings(block, reproducible, frozen, keep_state, frozen_experts, dense)
         self.taps: list[Tap] = []
 
     @property

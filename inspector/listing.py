@@ -67,6 +67,7 @@ def _arms() -> list[Row]:
     from replayscope.inspector.semantics import ARMS, BROKEN
 
     rows = [{"name": name, "about": about} for name, about in ARMS.items()]
+    rows.append({"name": "frozen:ARM", "about": "the arm with full's top-k and experts: smooth error only"})
     rows.append({"name": "oracle:ARM", "about": "the same semantics as one full-length pass with dense masks"})
     return rows + [{"name": f"broken:{kind}", "about": f"wrong on purpose: {about}"} for kind, about in BROKEN.items()]
 

@@ -44,9 +44,11 @@ class RunOptions(Common):
     and `oracle:*` are still globs. hooks: globs of the points whose raw states are kept. suffix: tokens run from the
     cut on, None for all. semantics: names. chunks: rows per chunk of the prefill, or the chunks' ends, None for one
     chunk. block: block or page size of the cache, None for each semantics' own. rows: keep divergence row by row.
-    audit: top-k and experts frozen from `full`. reproducible: bitwise equal however rows are packed. tokens: how many
-    of the prompt's tokens are used, None for all. forced: how many of the last tokens are decoded instead of prefilled.
-    layers_only: run the first so many layers, None for all. stream: hold one layer's weights at a time.
+    audit: top-k and experts frozen from `full`. rounding: `on` as the config says, or `off`. topk: `sparse`, or
+    `dense` to attend every visible entry. experts: `free`, or `frozen` to take full's. reproducible: bitwise equal
+    however rows are packed. tokens: how many of the prompt's tokens are used, None for all. forced: how many of the
+    last tokens are decoded instead of prefilled. layers_only: run the first so many layers, None for all. stream: hold
+    one layer's weights at a time.
     """
 
     model: str = "mini"
@@ -62,6 +64,9 @@ class RunOptions(Common):
     block: int | None = None
     rows: bool = False
     audit: bool = False
+    rounding: str = "on"
+    topk: str = "sparse"
+    experts: str = "free"
     reproducible: bool = False
     tokens: int | None = None
     forced: int = 0

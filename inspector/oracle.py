@@ -4,10 +4,9 @@ It repeats in a few lines what the plans, slots and blocks of the executor say i
 key below s; in the decoder half rows from t on see none below t; global entries of the prefix are full's.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -71,11 +70,13 @@ class Frozen(Mapping[int, Tensor]):
 class Oracles:
     """Oracle passes walked in step: ``full`` first, whose global entries the others take for their prefix.
 
-    choices: layer → (top-k, experts) of the executor's full, [1, N, k] each, if discrete choices are frozen.
+    selection: "sparse" (top-k) or "dense" (every visible entry). topk, experts: layer → choices of the executor's full
+    [1, N, k], which passes take whose choices are frozen.
     """
 
     model: Model
     ids: Tensor
+    selection: str = "sparse"
     topk: dict[int, Tensor] = field(default_factory=dict)
     experts: dict[int, Tensor] = field(default_factory=dict)
     _entries: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -90,8 +91,12 @@ class Oracles:
         stop: int,
         semantics: str = "paper",
         chunks: int | tuple[int, ...] | None = None,
+        frozen: tuple[str, ...] = (),
     ) -> None:
-        """Another pass over ids[:stop]; the first one added must be ``full`` over all tokens."""
+        """Another pass over ids[:stop]; the first one added must be ``full`` over all tokens.
+
+        frozen: which choices are full's, of "topk" and "experts".
+        """
         if not self._passes and arm != "full":
             raise ValueError("the first oracle is that of full: the others read its global entries")
         c = self.model.config
@@ -105,11 +110,11 @@ class Oracles:
             return torch.tensor(at + [0] * (stop - len(at)), device=self.ids.device)[:, None]
 
         rules = Rules(
-            # A column of lowest keys works as one number does: the mask compares it with rows and keys alike.
-            boundary=cast(Callable[[int], int], lowest),
+            boundary=lowest,
             prefix=_Prefix(self._entries, c, used) if used else {},
-            topk=Frozen(self.topk, stop),
-            experts=Frozen(self.experts, stop),
+            selection=self.selection,
+            topk=Frozen(self.topk, stop) if "topk" in frozen else {},
+            experts=Frozen(self.experts, stop) if "experts" in frozen else {},
         )
         self._passes.append(dense_pass(self.model, self.ids[None, :stop], rules))
 

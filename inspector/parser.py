@@ -168,6 +168,11 @@ def _run_options(sub: Parser, arms: str) -> None:
         action="store_true",
         help="fp64 or fp32 with top-k and experts frozen from full: where a bug is a bug",
     )
+    sub.add_argument(
+        "--rounding", choices=("on", "off"), default="on", help="rounding of cached states, if the model has it"
+    )
+    sub.add_argument("--topk", choices=("sparse", "dense"), default="sparse", help="dense attends every visible entry")
+    sub.add_argument("--experts", choices=("free", "frozen"), default="free", help="frozen takes those of full")
     sub.add_argument("--reproducible", action="store_true", help="bitwise equal however the rows are packed; slower")
     sub.add_argument(
         "--tokens",

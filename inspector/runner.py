@@ -14,7 +14,7 @@ from replayscope.inspector.fold import Fold, Part, exact_mask
 from replayscope.inspector.frame import ENTRY_POINTS, Frame
 from replayscope.inspector.oracle import Oracles
 from replayscope.inspector.plan import Plan, Request
-from replayscope.inspector.semantics import Shape, has_cut, oracle_of, request, semantics_of
+from replayscope.inspector.semantics import Shape, has_cut, oracle_of, plain, request, semantics_of
 from replayscope.model import reference
 from replayscope.model.config import ModelConfig
 from replayscope.model.weights import Model
@@ -39,6 +39,8 @@ class Job:
     semantics: tuple[str, ...] = ("paper",)
     oracles: bool = False
     audit: bool = False
+    frozen_experts: bool = False
+    dense: bool = False
     points: tuple[str, ...] = POINTS
     keep_rows: frozenset[str] = frozenset()
 
@@ -132,7 +134,7 @@ def _variants(job: Job, arms: list[str]) -> Iterator[tuple[str, str, int | None,
     for cut in dict.fromkeys(job.cuts):
         for a in (a for a in arms if has_cut(a)):
             for semantics in semantics_of(a, job.semantics):
-                for replay in (None,) if a in ("hit", "exact") else job.replays:
+                for replay in (None,) if plain(a) in ("hit", "exact") else job.replays:
                     yield a, semantics, cut, replay
 
 
@@ -182,7 +184,7 @@ def _exact(shape: Shape, run: RunInfo, suffix: int | None) -> tuple[np.ndarray, 
 
     A broken arm is held to what ``encoder`` owes: a row that it runs besides owes nothing, one that it lacks is absent.
     """
-    arm = run.arm.removeprefix("oracle:")
+    arm = plain(run.arm)
     arm = "encoder" if arm.startswith("broken:") else arm
     right = request(shape, arm, run.cut, run.replay, suffix, run.semantics)
     skip = run.start - right.start
@@ -211,15 +213,16 @@ def run(
     following = np.full(len(ids), -1)
     following[:-1] = ids[1:].cpu().numpy()
     fold = Fold(line.runs, c.num_hidden_layers, following, model.dtype, job.keep_rows)
-    oracles = Oracles(model, ids.to(model.device))
+    oracles = Oracles(model, ids.to(model.device), "dense" if job.dense else "sparse")
     for _, arm, r in line.oracle_runs:
-        oracles.add(arm, r.cut, r.replay, r.prompt_end, r.stop, r.semantics, job.shape.chunks)
+        frozen = ("topk", "experts") if job.audit or r.frozen else ("experts",) if job.frozen_experts else ()
+        oracles.add(plain(arm), r.cut, r.replay, r.prompt_end, r.stop, r.semantics, job.shape.chunks, frozen)
     want = frozenset(job.points) | {"hidden", "logits"}
     tokens = {"prompt": ids} | ({"foreign": foreign} if foreign is not None else {})
     total = c.num_hidden_layers + 2
     for done, frame in enumerate(executor.run(line.plan, tokens, want)):
         progress(done, total, "embed" if done == 0 else "logits" if frame.layer is None else f"layer {frame.layer}")
-        if job.audit and frame.layer is not None:
+        if line.oracle_runs and frame.layer is not None:
             _share_choices(frame, oracles)
         compare = _Comparison(job, line, fold, frame, c)
         compare.with_full()
@@ -238,7 +241,7 @@ def run(
 
 
 def _share_choices(frame: Frame, oracles: Oracles) -> None:
-    """In an audit the oracles take full's top-k and experts, as the executor's other requests do."""
+    """Where choices are frozen the oracles take those of the executor's full, as its other requests do."""
     assert frame.layer is not None
     for point, target in (("topk", oracles.topk), ("router", oracles.experts)):
         if point in frame.tensors:

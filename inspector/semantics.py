@@ -4,6 +4,7 @@ An encoder replay feeds rows from max(0, H-R) to H and the suffix in one causal 
 seen, and no cached global entry is written. ``engines`` says in what the implementations differ.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from replayscope.inspector.engines import (
@@ -37,6 +38,8 @@ BROKEN = {
     "overwrite": "replayed rows write their global entries over the cached ones",
     "floor@L": "from layer L on the floor is ignored and the slots below s hold full's window",
 }
+# Arms that also run with top-k and experts taken from full, as frozen:ARM: what is left of their divergence is smooth.
+FREEZABLE = ("hit", "encoder", "exact", "decoder", "both")
 SEMANTICS = {name: rules.about for name, rules in ENGINES.items()}
 NOISE = ("repeat", "rechunk", "hit")
 
@@ -75,15 +78,27 @@ def floor_layers(config: ModelConfig) -> list[int]:
     return sorted({0, config.num_hidden_layers // 2, config.num_hidden_layers - 1})
 
 
+def arm_names(floors: Iterable[int | str] = ("L",)) -> list[str]:
+    """Every arm name that can be asked for; ``floors``: the layers L of ``broken:floor@L``, by default the letter."""
+    kinds = [k for k in BROKEN if k != "floor@L"] + [f"floor@{l}" for l in floors]
+    frozen = [f"frozen:{a}" for a in FREEZABLE]
+    oracles = [f"oracle:{a}" for a in (*ARMS, *frozen) if a not in ("repeat", "rechunk")]
+    return [*ARMS, *frozen, *oracles, *(f"broken:{k}" for k in kinds)]
+
+
 def valid_arms(config: ModelConfig) -> list[str]:
-    """Every arm name that can be asked for (floor@L for each layer L)."""
-    kinds = [k for k in BROKEN if k != "floor@L"] + [f"floor@{l}" for l in config.layers]
-    return [*ARMS, *(f"oracle:{a}" for a in ARMS if a not in ("repeat", "rechunk")), *(f"broken:{k}" for k in kinds)]
+    """arm_names with ``floor@L`` for each layer of the model."""
+    return arm_names(config.layers)
+
+
+def plain(arm: str) -> str:
+    """The arm without oracle: and frozen: in front."""
+    return arm.removeprefix("oracle:").removeprefix("frozen:")
 
 
 def has_cut(arm: str) -> bool:
     """Whether the arm depends on the cut (the others run once per trace)."""
-    return arm.removeprefix("oracle:") not in ("full", "repeat", "rechunk", "decoder")
+    return plain(arm) not in ("full", "repeat", "rechunk", "decoder")
 
 
 def semantics_of(arm: str, semantics: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,6 +125,8 @@ def request(
 
     cut: H, for arms that have one. replay: R, default W. suffix: rows run from H on, default all.
     """
+    if arm.startswith("frozen:") and plain(arm) in FREEZABLE:
+        return replace(request(shape, plain(arm), cut, replay, suffix, semantics), arm=arm, frozen=True)
     c, N, W = shape.config, shape.tokens, shape.config.sliding_window
     kind = arm.removeprefix("broken:") if arm.startswith("broken:") else None
     if (kind is None and arm not in ARMS) or (kind is not None and f"broken:{kind}" not in valid_arms(c)):

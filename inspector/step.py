@@ -185,20 +185,22 @@ class Step:
             elif c.uses_candidates(l):
                 scores = keep_candidates(scores, pool_blocks[lo:hi], c.candidate_block_size)
             picks[lo:hi], margins[lo:hi] = topk_entries(scores, c.index_topk)
-        picks = self._or_frozen(b, at, picks, self.topk)
+        picks = self._or_frozen(b, at, picks, self.topk, self.settings.frozen)
         b.put(self.topk, picks)
         b.put(self.topk_margin, margins)
         if l == c.candidate_source_layer_id:
             b.put(self.candidates, pool_blocks)
 
-    def _or_frozen(self, b: Block, at: Tensor, own: Tensor, all_rows: Tensor) -> Tensor:
-        """A block's choices [rows, k]: their own, or for frozen requests the first request's at the same place."""
-        requests, every = self.plan.requests, self.settings.frozen
+    def _or_frozen(self, b: Block, at: Tensor, own: Tensor, all_rows: Tensor, every: bool) -> Tensor:
+        """A block's choices [rows, k]: their own, or for frozen requests (or ``every``) the first request's there."""
+        requests = self.plan.requests
         if not every and not any(requests[i].frozen for i, _, _ in b.segments):
             return own
-        frozen = self.per_row("frozen", 0, lambda: [i > 0 and (every or r.frozen) for i, r in enumerate(requests)])
+        takes = self.per_row(
+            "frozen", int(every), lambda: [i > 0 and (every or r.frozen) for i, r in enumerate(requests)]
+        )
         first = self.spans[0]
-        return torch.where(b.take(frozen), all_rows[at - first.first + first.at], own)
+        return torch.where(b.take(takes), all_rows[at - first.first + first.at], own)
 
     def per_row(self, name: str, key: int, values: Callable[[], list[int]]) -> Tensor:
         """A number per request, spread over the packed rows [rows, 1]; made once per step and key."""
@@ -228,6 +230,10 @@ class Step:
             return slots, None
         owners = [max(o, 0) for o in self.layout.prefix_owner]
         picks = b.take(self.topk)
+        if self.settings.dense:
+            seen = ((at + 1) // ratio)[:, None]
+            every = torch.arange(int(seen.max()), device=self.device)[None]
+            picks = torch.where(every < seen, every, -1)
         kept = b.take(self.per_row("kept", ratio, lambda: [self.layout.kept(i, ratio) for i in range(len(requests))]))
         own = b.take(
             self.per_row("own", ratio, lambda: [self.layout.own_entry(i, ratio) for i in range(len(requests))])
@@ -259,7 +265,8 @@ class Step:
         h = ops.rms_norm(ops.collapse(streams, pre), w.ffn_norm, c.rms_norm_eps)
         scores = ops.router_scores(h, w.experts)
         experts, margin = ops.choose_experts(scores, w.experts, c.num_experts_per_tok)
-        experts = self._or_frozen(b, at, experts, self.router)
+        every = self.settings.frozen or self.settings.frozen_experts
+        experts = self._or_frozen(b, at, experts, self.router, every)
         b.put(self.router, experts)
         b.put(router["router_margin"], margin)
         b.put(router["router_weights"], ops.router_weights(experts, scores, c))

@@ -18,7 +18,7 @@ from replayscope.inspector.executor import Executor
 from replayscope.inspector.options import Result, RunOptions
 from replayscope.inspector.points import expand_points
 from replayscope.inspector.runner import Job, foreign_tokens, line_up, run
-from replayscope.inspector.semantics import ARMS, BROKEN, Shape, admits, floor_layers, has_cut
+from replayscope.inspector.semantics import Shape, admits, arm_names, floor_layers, has_cut
 from replayscope.model import presets, tokenizer
 from replayscope.model.streaming import StreamedModel
 from replayscope.model.weights import Model, WeightsError
@@ -62,8 +62,8 @@ def _write_trace(options: RunOptions) -> Path:
     path = Path(options.out)
     loaded = _load(options)
     model, ids = loaded.model, loaded.ids
-    if options.audit:
-        # A rounding bin that flips is no bug and would look like one.
+    if options.audit or options.rounding == "off":
+        # In an audit a rounding bin that flips would look like a bug.
         model = replace(model, config=replace(model.config, activation_fake_quant=False))
     shape = Shape(model.config, len(ids), options.forced, options.chunks, options.block)
     if options.forced >= len(ids):
@@ -76,6 +76,8 @@ def _write_trace(options: RunOptions) -> Path:
     names = expand_points(options.hooks, points_of(model.config)) if options.hooks else ()
     keep = frozenset(("window_kv", "hidden", "logits")) if options.rows else frozenset()
     job = Job(
+        frozen_experts=options.experts == "frozen",
+        dense=options.topk == "dense",
         shape=shape,
         arms=arms,
         cuts=cuts,
@@ -89,7 +91,13 @@ def _write_trace(options: RunOptions) -> Path:
     line, notes = line_up(job)
     for note in notes:
         log.info("%s", note)
-    executor = Executor(model, frozen=options.audit, reproducible=options.reproducible)
+    executor = Executor(
+        model,
+        frozen=options.audit,
+        frozen_experts=job.frozen_experts,
+        dense=job.dense,
+        reproducible=options.reproducible,
+    )
     expected = estimate.estimate(model, ids, line, names, keep)
     log.info("%s", expected.text)
     expected.refuse_if_too_large(path, options.max_bytes)
@@ -164,12 +172,7 @@ def _device(name: str) -> torch.device:
 
 def _arms(options: RunOptions, model: Model) -> tuple[str, ...]:
     """The arms asked for, globs written out: broken:* stands for every kind, floor@L at three layers."""
-    kinds = [k for k in BROKEN if k != "floor@L"] + [f"floor@{l}" for l in floor_layers(model.config)]
-    known = [
-        *ARMS,
-        *(f"broken:{k}" for k in kinds),
-        *(f"oracle:{a}" for a in ARMS if a not in ("repeat", "rechunk", "hit")),
-    ]
+    known = arm_names(floor_layers(model.config))
     out: dict[str, None] = {}
     for name in options.arms:
         out.update(dict.fromkeys([a for a in known if fnmatchcase(a, name)] if "*" in name else [name]))

@@ -19,13 +19,13 @@ from torch import Tensor
 from replayscope.model.config import ModelConfig
 from replayscope.model.manifest import check_entries, expert_name, find_entries, scale_name
 from replayscope.model.shapes import TILE, expected_shapes
-from replayscope.model.storage import Entry
+from replayscope.model.storage import Entry, Shard
 from replayscope.model.weights import TOKEN_MAP, Layer, Model, WeightsError, check_token_map, decode, make_layer
 
 # Kept in float32 whatever the model's dtype: stored so, and they enter float32 arithmetic (sink, mixes, router bias).
 _WIDE = re.compile(r"(attn_sink|gate\.bias|hc_(attn|ffn)_(fn|base|scale)|compressor\.w(kv|gate)\.weight)$")
 # Read at once; a table's pages are given back in between.
-_ROWS = 1024
+_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,18 @@ class Checkpoint:
         """Names of a layer's tensors without its Engram table, which is never read whole."""
         return [k for k in self.shapes if k.startswith(f"layers.{layer}.") and not k.endswith("engram.embed.weight")]
 
-    def release(self) -> None:
-        """Give the pages of all shards back to the system."""
-        for shard in {id(e.shard): e.shard for e in self.entries.values()}.values():
+    def release(self, *names: str) -> None:
+        """Give the pages of the shards that hold these tensors back to the system, of all shards without names.
+
+        Whole shards: a page that is read brings its neighbours, those of other tensors too.
+        """
+        beside = [scale_name(name) for name in names if scale_name(name) in self.entries]
+        for shard in {self.entries[name].shard for name in (*names, *beside)} if names else self.shards:
             shard.release()
+
+    @cached_property
+    def shards(self) -> set[Shard]:
+        return {e.shard for e in self.entries.values()}
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Ask the system for these tensors' bytes before they are needed."""

@@ -36,14 +36,15 @@ class Frame:
 class Rules:
     """How one dense pass departs from an ordinary prefill.
 
-    boundary[l]: in layer l, rows from there on see no window key below it (0: no boundary).
+    boundary[l]: in layer l, rows from there on see no window key below it (0: no boundary); a column [N, 1] has one for
+    each row.
     prefix: kv source layer → (entries kept, global_kv [B, E, D], index_k [B, E, di]) that replace the pass's own.
     selection: "sparse" (the indexer's top-k) or "dense" (every visible entry: smooth, and free of flips).
     topk, experts: layer → ids [B, N, k] to use instead of choosing (frozen discrete choices).
     window: W, where it is not the config's.
     """
 
-    boundary: Callable[[int], int] = lambda layer: 0
+    boundary: Callable[[int], int | Tensor] = lambda layer: 0
     prefix: Mapping[int, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
     selection: str = "sparse"
     topk: Mapping[int, Tensor] = field(default_factory=dict)
@@ -158,7 +159,7 @@ def visible(n: int, entries: int, ratio: int, device: torch.device | str = "cpu"
     return torch.arange(entries, device=device) < ((i + 1) // ratio)[:, None]
 
 
-def window_mask(n: int, window: int, boundary: int = 0, device: torch.device | str = "cpu") -> Tensor:
+def window_mask(n: int, window: int, boundary: int | Tensor = 0, device: torch.device | str = "cpu") -> Tensor:
     """[n, n] bool: query i sees keys i-W+1 … i, and rows from ``boundary`` on see no key below it."""
     i, j = torch.arange(n, device=device)[:, None], torch.arange(n, device=device)
     return (j <= i) & (i - j < window) & ~((i >= boundary) & (j < boundary))
@@ -259,7 +260,7 @@ def _attend(
     kv: Tensor,
     entries: Tensor,
     allowed: Tensor | None,
-    boundary: int,
+    boundary: int | Tensor,
     rules: Rules,
 ) -> tuple[Tensor, Tensor | None]:
     """One softmax over window keys, allowed entries and the sink; keys are values. q [B, N, h, D] → [B, N, h, D]."""

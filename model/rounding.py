@@ -68,7 +68,7 @@ def _ue8m0(ratio: Tensor) -> Tensor:
     return torch.where(ratio == 0, 1.0, torch.ldexp(torch.ones_like(ratio), exponent))
 
 
-def _blocks(x: Tensor, size: int, rule) -> Tensor:  # noqa: ANN001 - (block values, block amax) → values
+def _blocks(x: Tensor, size: int, rule) -> Tensor:
     """Apply ``rule`` to float32 blocks of ``size`` neighbouring channels; a last block may be shorter."""
     whole = x.float()
     pad = -x.shape[-1] % size

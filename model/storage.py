@@ -77,7 +77,7 @@ class Shard:
                 os.posix_fadvise(file.fileno(), start, stop - start, os.POSIX_FADV_WILLNEED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A stored tensor: the header's name of its dtype, its stored shape, and its first and last + 1 byte."""
 

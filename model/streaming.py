@@ -84,7 +84,10 @@ class _Layers(Sequence[Layer]):
         return c.layer(l, self.dtype, self.device, stack)
 
     def _expert(self, l: int, part: str, e: int) -> Tensor:
-        return self.current.checkpoint.read(expert_name(l, e, part), self.dtype, self.device)
+        checkpoint, name = self.current.checkpoint, expert_name(l, e, part)
+        value = checkpoint.read(name, self.dtype, self.device)
+        checkpoint.release(name)
+        return value
 
 
 @dataclass(frozen=True)

@@ -112,10 +112,11 @@ class RunInfo:
 
     @property
     def label(self) -> str:
-        """Arm, cut and replay length in a few words; unique in a trace of one semantics."""
+        """Arm, cut and replay length and whose rules, in a few words; unique in a trace."""
         at = "" if self.cut is None else f" cut {self.cut}"
         replay = "" if self.replay is None else f" replay {self.replay}"
-        return f"{self.arm}{at}{replay}"
+        rules = "" if self.semantics == "paper" else f" {self.semantics}"
+        return f"{self.arm}{at}{replay}{rules}"
 
     def to_json(self) -> dict[str, Any]:
         """The run as plain numbers, strings and lists."""
