@@ -6,6 +6,7 @@ The first trace is the reference, the second the arm. Nothing here runs a model.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -239,11 +240,10 @@ def _tightest(name: str, value: float) -> str | None:
         return None
     if value == 0:
         return f"{name}<=0"
-    text = f"{value:.1e}"
-    if float(text) < value:
-        step = 10.0 ** (math.floor(math.log10(value)) - 1)
-        text = f"{value + step:.1e}"
-    return f"{name}<={text}"
+    # Rounded up on the decimal number itself: twice rounding a float can step over the next limit.
+    exact = Decimal(value)
+    limit = exact.quantize(Decimal((0, (1,), exact.adjusted() - 1)), ROUND_CEILING)
+    return f"{name}<={limit:.1e}"
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,16 @@ from replayscope.model.config import ModelConfig
 from replayscope.model.manifest import check_entries, expert_name, find_entries, scale_name
 from replayscope.model.shapes import TILE, expected_shapes
 from replayscope.model.storage import Entry, Shard
-from replayscope.model.weights import TOKEN_MAP, Layer, Model, WeightsError, check_token_map, decode, make_layer
+from replayscope.model.weights import (
+    TOKEN_MAP,
+    Layer,
+    Model,
+    WeightsError,
+    all_finite,
+    check_token_map,
+    decode,
+    make_layer,
+)
 
 # Kept in float32 whatever the model's dtype: stored so, and they enter float32 arithmetic (sink, mixes, router bias).
 _WIDE = re.compile(r"(attn_sink|gate\.bias|hc_(attn|ffn)_(fn|base|scale)|compressor\.w(kv|gate)\.weight)$")
@@ -40,7 +49,7 @@ class Checkpoint:
         """A tensor decoded, in ``dtype`` (wide ones in at least float32). Raises WeightsError if it is not finite."""
         scale = self.entries.get(scale_name(name))
         value = decode(self.entries[name].view().to(device), None if scale is None else scale.view())
-        if not torch.isfinite(value).all():
+        if not all_finite(value):
             raise WeightsError(f"weights hold NaN or infinity: {name}")
         return value.to(torch.promote_types(dtype, torch.float32) if _WIDE.search(name) else dtype)
 
@@ -48,7 +57,7 @@ class Checkpoint:
         """Raise WeightsError for scales that are not finite; packed numbers themselves always are."""
         for name in names:
             scale = self.entries.get(scale_name(name))
-            if scale is not None and not torch.isfinite(scale.view().float()).all():
+            if scale is not None and not all_finite(scale.view().float()):
                 raise WeightsError(f"weights hold NaN or infinity: {scale_name(name)}")
 
     def table(self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -149,7 +158,7 @@ class Table:
             parts.append(decode(weight.rows(at), tile))
             weight.shard.release()
         values = torch.cat(parts) if parts else torch.empty(0, *self.checkpoint.shapes[self.name][1:])
-        if not torch.isfinite(values).all():
+        if not all_finite(values):
             raise WeightsError(f"weights hold NaN or infinity: {self.name}")
         return values.to(self.device, self.dtype)[back.to(self.device)]
 

@@ -173,6 +173,8 @@ def moe_tiles(
             row, slot = torch.nonzero(ids == e, as_tuple=True)
             y = swiglu(rows, w1, w2, w3, limit)[row] if whole else swiglu(rows[row], w1, w2, w3, limit)
             outs[i] = outs[i].index_add(0, row, y * weights[row, slot, None].to(y.dtype))
+        # Before the next is decoded.
+        del w1, w2, w3
     return [out.view_as(x) for out, (x, _, _) in zip(outs, tiles, strict=True)]
 
 

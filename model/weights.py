@@ -14,6 +14,7 @@ from replayscope.model.shapes import TILE, expected_shapes
 # Engram's map from token ids to compressed ids, a JSON list; it is derived from the tokenizer, not from the weights.
 TOKEN_MAP = "engram_token_map.json"
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+_ROWS = 256
 # byte → its two numbers, the low nibble's first [256, 2].
 _PAIRS = torch.stack((_E2M1.repeat(16), _E2M1.repeat_interleave(16)), 1)
 
@@ -90,8 +91,11 @@ def decode(weight: Tensor, scale: Tensor | None) -> Tensor:
     if weight.dtype == torch.int8:
         if scale is None:
             raise WeightsError("packed FP4 weight has no scale")
-        pairs = _PAIRS.to(weight.device)
-        value = pairs[weight.view(torch.uint8).flatten().int()].view(len(weight), -1)
+        pairs, byte = _PAIRS.to(weight.device), weight.view(torch.uint8)
+        value = torch.empty(len(byte), byte.shape[1] * 2, device=weight.device)
+        # Some rows at a time: an index into the pairs takes eight bytes for each of theirs.
+        for part, source in zip(value.split(_ROWS), byte.split(_ROWS), strict=True):
+            part.copy_(pairs[source.int()].flatten(1))
     else:
         value = weight.to(torch.float32, copy=True)
         if scale is None:
@@ -195,6 +199,12 @@ def make_layer(
         indexer=indexer,
         engram=engram,
     )
+
+
+def all_finite(value: Tensor) -> bool:
+    """Whether no element is NaN or infinite."""
+    # The sum is finite only if all are, and takes no memory; it may overflow where they are.
+    return bool(value.sum().isfinite()) or bool(torch.isfinite(value).all())
 
 
 def check_token_map(config: ModelConfig, token_map: Tensor | None) -> None:

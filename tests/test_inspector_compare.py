@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replayscope.inspector.compare import _tightest, compare, comparison
@@ -285,6 +285,8 @@ def test_several_tolerances_of_a_point_must_all_hold(pair):
 
 
 @given(st.floats(1e-300, 1e300))
+@example(1.25)
+@example(9.96)
 def test_the_tightest_tolerance_passes_and_is_tight(value):
     limit = float(_tightest("rel_l2", value).split("<=")[1])
     assert value <= limit <= value * 1.11
