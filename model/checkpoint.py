@@ -33,8 +33,6 @@ from replayscope.model.weights import (
 
 # Kept in float32 whatever the model's dtype: stored so, and they enter float32 arithmetic (sink, mixes, router bias).
 _WIDE = re.compile(r"(attn_sink|gate\.bias|hc_(attn|ffn)_(fn|base|scale)|compressor\.w(kv|gate)\.weight)$")
-# Read at once; a table's pages are given back in between.
-_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -150,14 +148,10 @@ class Table:
         weight = self.checkpoint.entries[self.name]
         scale = self.checkpoint.entries.get(scale_name(self.name))
         wanted, back = torch.unique(ids.cpu(), return_inverse=True)
-        parts = []
-        for at in wanted.split(_ROWS):
-            tile = None
-            if scale is not None:
-                tile = scale.rows(at if scale.shape[0] == weight.shape[0] else at // TILE)
-            parts.append(decode(weight.rows(at), tile))
-            weight.shard.release()
-        values = torch.cat(parts) if parts else torch.empty(0, *self.checkpoint.shapes[self.name][1:])
+        scales = None
+        if scale is not None:
+            scales = scale.rows(wanted if scale.shape[0] == weight.shape[0] else wanted // TILE)
+        values = decode(weight.rows(wanted), scales)
         if not all_finite(values):
             raise WeightsError(f"weights hold NaN or infinity: {self.name}")
         return values.to(self.device, self.dtype)[back.to(self.device)]
@@ -218,7 +212,7 @@ def first_layers(config: ModelConfig, count: int) -> ModelConfig:
         raise WeightsError(f"--layers-only {count}: the model has {config.num_hidden_layers} layers")
     if reason := why_not(count):
         able = [k for k in range(1, config.num_hidden_layers + 1) if not why_not(k)]
-        near = sorted(sorted(able, key=lambda k: abs(k - count))[:2])
+        near = [k for k in able if k < count][-1:] + [k for k in able if k > count][:1]
         raise WeightsError(f"--layers-only {count} leaves no valid model ({reason}); try {' or '.join(map(str, near))}")
     return cut(count)
 

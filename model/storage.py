@@ -24,6 +24,8 @@ DTYPES = {
     "I8": torch.int8,
 }
 _MAX_HEADER = 100 << 20
+# Rows of a table gathered before its pages are given back: the system maps up to 16 pages around each.
+_ROWS = 32
 
 
 class Shard:
@@ -92,9 +94,13 @@ class Entry:
         return self.shard.view(self.start, math.prod(self.shape), DTYPES[self.dtype]).view(self.shape)
 
     def rows(self, at: Tensor) -> Tensor:
-        """Rows ``at`` [n] of a tensor [rows, columns], copied; no other row is read."""
+        """Rows ``at`` [n] of a tensor [rows, columns], copied; of the rest only what lies on the same pages is read."""
         table = self.shard.view(self.start, self.stop - self.start, torch.uint8).view(self.shape[0], -1)
-        return table[at].view(DTYPES[self.dtype])
+        out = torch.empty(len(at), table.shape[1], dtype=torch.uint8)
+        for part, some in zip(out.split(_ROWS), at.split(_ROWS), strict=True):
+            torch.index_select(table, 0, some, out=part)
+            self.shard.release()
+        return out.view(DTYPES[self.dtype])
 
 
 def _read_header(first: bytes, read: Any, size: int) -> tuple[int, dict[str, Any]]:

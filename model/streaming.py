@@ -69,7 +69,8 @@ class _Layers(Sequence[Layer]):
     def __getitem__(self, at: int | slice) -> Layer | Sequence[Layer]:
         if isinstance(at, slice):
             raise TypeError("a streamed model hands out one layer at a time")
-        return self.current.take(range(len(self))[at], lambda: self._load(at))
+        l = range(len(self))[at]
+        return self.current.take(l, lambda: self._load(l))
 
     def _load(self, l: int) -> Layer:
         c = self.current.checkpoint
