@@ -64,7 +64,16 @@ def compare(options: Namespace) -> Result:
     from replayscope.inspector.metrics import METRICS
 
     tolerances = [parse_tolerance(text, METRICS) for text in options.tol]
-    return use_case.compare(options.first, options.second, tolerances=tolerances, cross_arm=options.cross_arm)
+    if options.floor is not None:
+        _trace(options.floor)
+    return use_case.compare(
+        options.first,
+        options.second,
+        tolerances=tolerances,
+        cross_arm=options.cross_arm,
+        floor=options.floor,
+        stop_at_first=options.stop_at_first,
+    )
 
 
 def show(options: Namespace) -> Result:

@@ -4,36 +4,27 @@ The first trace is the reference, the second the arm. Nothing here runs a model.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
+from replayscope.inspector import noise
+from replayscope.inspector.compare_text import lines, plain
 from replayscope.inspector.errors import CompareError, UsageError
-from replayscope.inspector.metrics import METRICS, logits_sums, metric, metrics_of, state_sums
+from replayscope.inspector.first import First, Pair, find, ratios_of
+from replayscope.inspector.metrics import METRICS, metric, metrics_of
 from replayscope.inspector.options import Result
 from replayscope.inspector.pairing import pairs_of, same_model, states_by_run
 from replayscope.inspector.points import expand_points
+from replayscope.inspector.rowwise import Worst, element_errors, fold, row_table, worst_of
 from replayscope.inspector.specs import Tolerance
 from replayscope.traces.reader import TraceReader
-from replayscope.traces.schema import DISCRETE_POINTS, RunInfo, State, Table, natural_key, relative_l2
+from replayscope.traces.schema import State, Table, natural_key
 
 _HEADLINES = {"state": "rel_l2", "discrete": "changed", "logits": "rel_l2"}
-_TOP_K = 5
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The element that differs most: absolute position, channel (index in each further axis), and both values."""
-
-    position: int
-    channel: tuple[int, ...]
-    first: float
-    second: float
 
 
 @dataclass(frozen=True)
@@ -42,8 +33,9 @@ class Row:
 
     n: positions compared; left_out: positions that only one side holds. metrics: name -> value, see METRICS; for
     states also max_rel over elements whose reference is not zero, and zero_reference, the number of the others.
-    worst: None if nothing differs. passed: None where no tolerance names the point. tightest: the smallest tolerances
-    that would pass, such as 'rel_l2<=3.2e-04'; None where no number would.
+    worst: None if nothing differs. passed: None where neither a tolerance nor a floor judges the point. tightest: the
+    smallest tolerances that would pass, such as 'rel_l2<=3.2e-04'; None where no number would. floor: the noise floor
+    of the headline, None if none was given for this point.
     """
 
     name: str
@@ -55,37 +47,78 @@ class Row:
     worst: Worst | None
     passed: bool | None
     tightest: str | None
+    floor: float | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """rows: by run and by the order in which a token meets the points. notes: what was not compared, and why."""
+    """rows: by run and by the order in which a token meets the points. notes: what was not compared, and why.
+
+    With stop_at_first there are no rows: first is the first cell over its threshold, or None; compared is the number of
+    rows and of hook points that were looked at.
+    """
 
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
+    first: First | None = None
+    compared: tuple[int, int] | None = None
 
     @property
     def passed(self) -> bool:
-        """No row is over a tolerance."""
-        return all(row.passed is not False for row in self.rows)
+        """Nothing is over a tolerance."""
+        return self.first is None and all(row.passed is not False for row in self.rows)
+
+    @property
+    def tightest(self) -> list[str]:
+        """Tolerances that would have passed, each the tightest for its hook point in all layers and runs."""
+        return _summary(self.rows)
 
 
-def compare(first: Path, second: Path, *, tolerances: Sequence[Tolerance] = (), cross_arm: bool = False) -> Result:
-    """The `compare` command: a table, its JSON, and exit code 1 if a tolerance is exceeded."""
-    found = comparison(TraceReader(first), TraceReader(second), tolerances=tolerances, cross_arm=cross_arm)
-    rows = [_plain(asdict(row)) for row in found.rows]
-    json = {"passed": found.passed, "rows": rows, "notes": found.notes}
-    return Result("\n".join(_lines(found)), json, 0 if found.passed else 1)
+def compare(
+    first: Path,
+    second: Path,
+    *,
+    tolerances: Sequence[Tolerance] = (),
+    cross_arm: bool = False,
+    floor: Path | None = None,
+    stop_at_first: bool = False,
+) -> Result:
+    """The `compare` command: a table, or the first cell, its JSON, and exit code 1 if a threshold is exceeded."""
+    reference = TraceReader(first)
+    found = comparison(
+        reference,
+        TraceReader(second),
+        tolerances=tolerances,
+        cross_arm=cross_arm,
+        floor=TraceReader(floor) if floor else None,
+        stop_at_first=stop_at_first,
+    )
+    json = {"passed": found.passed, "notes": found.notes}
+    if stop_at_first:
+        json |= {"first": plain(asdict(found.first)) if found.first else None, "compared": found.compared}
+    else:
+        json |= {"rows": [plain(asdict(row)) for row in found.rows], "tightest": found.tightest}
+    return Result("\n".join(lines(found, reference.tokens.texts)), json, 0 if found.passed else 1)
 
 
 def comparison(
-    first: TraceReader, second: TraceReader, *, tolerances: Sequence[Tolerance] = (), cross_arm: bool = False
+    first: TraceReader,
+    second: TraceReader,
+    *,
+    tolerances: Sequence[Tolerance] = (),
+    cross_arm: bool = False,
+    floor: TraceReader | None = None,
+    stop_at_first: bool = False,
 ) -> Comparison:
     """Compare every state that both traces hold for runs of the same arm, cut, replay length and semantics.
 
-    cross_arm pairs what is left over as well, if each trace has one such run. Raises CompareError naming the field if
-    prompts, configs or windows differ or no runs belong together, and UsageError if a tolerance names no compared
-    point or a metric that none of its points has.
+    cross_arm pairs what is left over as well, if each trace has one such run. floor: a trace with noise runs, or another
+    recording of the first; what lies within it passes, and it judges points that no tolerance names. stop_at_first:
+    look for the first cell only; without tolerances and floor, the first that differs at all.
+
+    Raises CompareError naming the field if prompts, tokenizers, configs or windows differ or no runs belong together,
+    and UsageError if a tolerance names no compared point or a metric that none of its points has, or if the floor
+    measures none of the points.
     """
     same_model(first, second)
     pairs, notes = pairs_of(first, second, cross_arm)
@@ -95,7 +128,7 @@ def comparison(
         if first.provenance.get(name) != second.provenance.get(name)
     ]
     held = states_by_run(first), states_by_run(second)
-    todo: list[tuple[RunInfo, RunInfo, str]] = []
+    todo: list[Pair] = []
     for a, b in pairs:
         here, there = held[0][a.index], held[1][b.index]
         todo += [(a, b, name) for name in sorted(here & there, key=natural_key)]
@@ -103,24 +136,109 @@ def comparison(
             notes.append(f"{a.label}: held by one trace only: {', '.join(odd[:6])}{' …' if len(odd) > 6 else ''}")
     if not todo:
         raise CompareError(f"{first.path} and {second.path} hold no raw state in common; record both with --hooks")
-    limits = _limits(tolerances, sorted({name for _, _, name in todo}, key=natural_key))
-    rows = [_row(first.state(a.index, n), second.state(b.index, n), n, a, b, first, limits[n]) for a, b, n in todo]
+    names = sorted({name for _, _, name in todo}, key=natural_key)
+    limits = _limits(tolerances, names)
+    floors = _floors(first, floor, names)
+    if floor and (bare := [name for name in names if name not in floors]):
+        notes.append(f"no noise was measured at {', '.join(bare[:6])}{' …' if len(bare) > 6 else ''}")
+    both = _Both(first, second)
+    if stop_at_first:
+        return _first(both, todo, limits, floors, notes, bare_differs=not tolerances and floor is None)
+    rows = [_row(both, pair, limits[pair[2]], floors.get(pair[2], {})) for pair in todo]
     _every_metric_used(tolerances, limits, rows)
     return Comparison(rows, notes)
 
 
-def element_errors(arm: ndarray, ref: ndarray) -> dict[str, float]:
-    """max_rel: largest |arm − ref| / |ref| over elements whose reference is not zero; zero_reference: elements that
-    are zero in the reference and not in the arm, and zero_max_abs the largest of them. Over finite pairs."""
-    arm, ref = np.asarray(arm, np.float64), np.asarray(ref, np.float64)
-    finite = np.isfinite(arm) & np.isfinite(ref)
-    counted, zero = finite & (ref != 0), finite & (ref == 0) & (arm != 0)
-    relative = np.abs(arm[counted] - ref[counted]) / np.abs(ref[counted])
-    return {
-        "max_rel": float(relative.max(initial=0.0)),
-        "zero_reference": int(zero.sum()),
-        "zero_max_abs": float(np.abs(arm[zero]).max(initial=0.0)),
-    }
+@dataclass(frozen=True)
+class _Both:
+    """The two traces: the reference, and what is compared with it."""
+
+    first: TraceReader
+    second: TraceReader
+
+    def load(self, pair: Pair) -> tuple[State, State, Table]:
+        """Both states at the positions that both hold, and their table with a bucket per row."""
+        ref, arm, _ = self.aligned(pair)
+        table = row_table(pair[2], arm.values, ref.values, ref.positions, self.first.tokens.ids)
+        return ref, arm, table
+
+    def aligned(self, pair: Pair) -> tuple[State, State, int]:
+        """Both states at common positions, and the number of positions that only one side holds.
+
+        Raises CompareError if rows differ in shape, or if a side holds a position twice.
+        """
+        a, b, name = pair
+        ref, arm = self.first.state(a.index, name), self.second.state(b.index, name)
+        if ref.values.shape[1:] != arm.values.shape[1:]:
+            shapes = f"{list(ref.values.shape[1:])} in the first, {list(arm.values.shape[1:])} in the second"
+            raise CompareError(f"{a.label}: a row of {name} is {shapes}")
+        for where, state in (("first", ref), ("second", arm)):
+            if len(np.unique(state.positions)) != len(state.positions):
+                raise CompareError(f"{a.label}: {name} holds a position twice in the {where}")
+        position, left, right = np.intersect1d(ref.positions, arm.positions, return_indices=True)
+        left_out = len(ref.positions) + len(arm.positions) - 2 * len(position)
+        r, x = (
+            State(position, side.values[at], side.logical_dtype, side.bits[at])
+            for side, at in ((ref, left), (arm, right))
+        )
+        return r, x, left_out
+
+
+def _first(
+    both: _Both,
+    todo: Sequence[Pair],
+    limits: Mapping[str, Sequence[Tolerance]],
+    floors: noise.Floors,
+    notes: list[str],
+    bare_differs: bool,
+) -> Comparison:
+    used: set[Tolerance] = set()
+
+    def of_rows(name: str, table: Table) -> dict[str, float]:
+        """metric -> largest distance that a row at this hook point may have."""
+        known = metrics_of(table)
+        used.update(t for t in limits[name] if t.metric in known)
+        at = _judged(limits[name], floors.get(name, {}), known, _HEADLINES[table.kind])
+        measured = floors.get(name, {})
+        found = {key: max(limit, noise.of_a_row(key, measured.get(key, 0.0))) for key, limit in at.items()}
+        return {_HEADLINES[table.kind]: 0.0} if bare_differs else found
+
+    cell, rows, points = find(todo, both.load, of_rows, ratios_of(both.first.config))
+    if cell is None and (idle := [t for names in limits.values() for t in names if t not in used]):
+        raise UsageError(f"no point of {idle[0].glob!r} has {idle[0].metric}")
+    return Comparison([], notes, cell, (rows, points))
+
+
+def _judged(
+    tolerances: Sequence[Tolerance], floors: Mapping[str, float], known: Sequence[str], headline: str
+) -> dict[str, float]:
+    """metric -> largest distance that passes: the tolerance, or the floor where that is larger. The floor alone judges
+    by the headline where no tolerance names the point."""
+    at: dict[str, float] = {}
+    for t in tolerances:
+        if t.metric in known:
+            at[t.metric] = min(t.limit, at.get(t.metric, math.inf))
+    if not tolerances and headline in floors:
+        at[headline] = floors[headline]
+    return {key: max(limit, floors.get(key, 0.0)) for key, limit in at.items()}
+
+
+def _floors(first: TraceReader, floor: TraceReader | None, names: Sequence[str]) -> noise.Floors:
+    """Floors of the compared points. Raises CompareError if the third trace is of another model or prompt, UsageError
+    if it measures none of them."""
+    if floor is None:
+        return {}
+    try:
+        same_model(first, floor)
+    except CompareError as error:
+        raise CompareError(f"{floor.path} is no floor: {error}") from None
+    if noise.measures_noise(floor):
+        found = noise.measured(floor, names)
+    else:
+        found = noise.between(comparison(first, floor, cross_arm=True).rows)
+    if not any(name in found for name in names):
+        raise UsageError(f"{floor.path} measured no noise at the points compared; record repeat and rechunk in it")
+    return found
 
 
 def _limits(tolerances: Sequence[Tolerance], names: Sequence[str]) -> dict[str, list[Tolerance]]:
@@ -133,7 +251,7 @@ def _limits(tolerances: Sequence[Tolerance], names: Sequence[str]) -> dict[str, 
 
 
 def _every_metric_used(
-    tolerances: Sequence[Tolerance], limits: dict[str, list[Tolerance]], rows: Sequence[Row]
+    tolerances: Sequence[Tolerance], limits: Mapping[str, Sequence[Tolerance]], rows: Sequence[Row]
 ) -> None:
     for tolerance in tolerances:
         known = [row.metrics for row in rows if tolerance in limits[row.name]]
@@ -142,96 +260,24 @@ def _every_metric_used(
             raise UsageError(f"no point of {tolerance.glob!r} has {tolerance.metric}; they have {have}")
 
 
-def _row(
-    ref: State, arm: State, name: str, a: RunInfo, b: RunInfo, trace: TraceReader, limits: Sequence[Tolerance]
-) -> Row:
-    if ref.values.shape[1:] != arm.values.shape[1:]:
-        shapes = f"{list(ref.values.shape[1:])} in the first, {list(arm.values.shape[1:])} in the second"
-        raise CompareError(f"{a.label}: a row of {name} is {shapes}")
-    position, left, right = np.intersect1d(ref.positions, arm.positions, return_indices=True)
-    left_out = len(ref.positions) + len(arm.positions) - 2 * len(position)
-    r, x = ref.values[left], arm.values[right]
-    table, worst = _sums(name, x, r, position, trace)
+def _row(both: _Both, pair: Pair, tolerances: Sequence[Tolerance], floors: Mapping[str, float]) -> Row:
+    a, b, name = pair
+    ref, arm, left_out = both.aligned(pair)
+    rows = row_table(name, arm.values, ref.values, ref.positions, both.first.tokens.ids)
+    table = fold(rows)
     metrics = {key: float(metric(table, key)[0, 0, 0]) for key in metrics_of(table)}
-    if table.kind != "discrete":
-        metrics |= element_errors(x, r)
+    headline = _HEADLINES[table.kind]
     # A metric that has no value for this point, or no rows to take it from, cannot pass.
-    judged = [t for t in limits if t.metric in metrics]
-    passed = all(_distance(metrics, t.metric) <= t.limit for t in judged) if judged else None
-    shown = list(dict.fromkeys(t.metric for t in judged)) or [_HEADLINES[table.kind]]
-    tightest = [_tightest(key, _distance(metrics, key)) for key in shown]
+    judged = _judged(tolerances, floors, list(metrics), headline)
+    passed = all(noise.distance(metrics, key) <= limit for key, limit in judged.items()) if judged else None
+    tightest = [_tightest(key, noise.distance(metrics, key)) for key in judged or [headline]]
+    if table.kind != "discrete":
+        metrics |= element_errors(arm.values, ref.values)
+    worst = worst_of(rows, arm.values, ref.values, ref.positions)
     return Row(
-        name, a.label, b.label, len(position), left_out, metrics, worst, passed,
-        None if None in tightest else ", ".join(map(str, tightest)),
+        name, a.label, b.label, len(ref.positions), left_out, metrics, worst, passed,
+        None if None in tightest else ", ".join(map(str, tightest)), floors.get(headline),
     )  # fmt: skip
-
-
-def _sums(name: str, arm: ndarray, ref: ndarray, position: ndarray, trace: TraceReader) -> tuple[Table, Worst | None]:
-    """A table of one cell, and the worst element."""
-    point = name.rsplit(".", 1)[-1]
-    if point in DISCRETE_POINTS or ref.dtype.kind in "iu":
-        return _choices(arm.reshape(len(arm), -1), ref.reshape(len(ref), -1), position)
-    rows = state_sums(arm, ref)
-    cell = {key: rows[key].sum() for key in ("elements", "diff2", "ref2", "arm2", "dot", "over", "nonfinite")}
-    cell["max_abs"] = rows["max_abs"].max(initial=0.0)
-    cell["rel_max"] = relative_l2(rows["diff2"], rows["ref2"], 1, rows["nonfinite"]).max(initial=0.0)
-    kind = "state"
-    if point == "logits" and arm.ndim == 2:
-        kind = "logits"
-        ids = trace.tokens.ids
-        following = np.array([ids[p + 1] if p + 1 < len(ids) else -1 for p in position], np.int64)
-        cell |= _logits_cell(logits_sums(arm, ref, following, _TOP_K))
-    worst = None
-    odd = np.flatnonzero(rows["nonfinite"])
-    if len(odd) or cell["max_abs"] > 0:
-        row = int(odd[0] if len(odd) else rows["max_abs"].argmax())
-        worst = _worst(arm[row], ref[row], int(position[row]))
-    return _cell(kind, len(position), cell), worst
-
-
-def _worst(arm: ndarray, ref: ndarray, position: int) -> Worst:
-    """Of one row: an element that is finite on one side only, else the largest difference."""
-    a, r = np.asarray(arm, np.float64), np.asarray(ref, np.float64)
-    same = (a == r) | (np.isnan(a) & np.isnan(r))
-    with np.errstate(invalid="ignore"):
-        gap = np.where(same, 0.0, np.nan_to_num(np.abs(a - r), nan=np.inf))
-    at = np.unravel_index(int(gap.argmax()), gap.shape)
-    return Worst(position, tuple(map(int, at)), float(r[at]), float(a[at]))
-
-
-def _choices(arm: ndarray, ref: ndarray, position: ndarray) -> tuple[Table, Worst | None]:
-    """Rows of ids compared as sets; -1 stands for none."""
-    changed = np.flatnonzero((np.sort(arm, 1) != np.sort(ref, 1)).any(1))
-    jaccard = float(len(position) - len(changed))
-    for row in changed:
-        a, r = set(arm[row].tolist()) - {-1}, set(ref[row].tolist()) - {-1}
-        jaccard += len(a & r) / len(a | r) if a | r else 1.0
-    worst = None
-    if len(changed):
-        row = int(changed[0])
-        a, r = np.sort(arm[row]), np.sort(ref[row])
-        at = int((a != r).argmax())
-        worst = Worst(int(position[row]), (at,), float(r[at]), float(a[at]))
-    return _cell("discrete", len(position), {"changed": len(changed), "jaccard": jaccard}), worst
-
-
-def _logits_cell(rows: dict[str, ndarray]) -> dict[str, float]:
-    known = ~np.isnan(rows["dlogp"])
-    cell = {"flips": rows["flip"].sum(), "overlap": rows["overlap"].sum(), "n_next": known.sum()}
-    for key in ("kl", "kl_rev", "js", "dlogp"):
-        values = rows[key][known] if key == "dlogp" else rows[key]
-        cell |= {f"{key}_sum": values.sum(), f"{key}_max": np.abs(values).max(initial=0.0)}
-    return cell
-
-
-def _cell(kind: str, n: int, values: dict[str, Any]) -> Table:
-    return Table(kind, ("all",), {key: np.array([[[v]]]) for key, v in (values | {"n": n}).items()})
-
-
-def _distance(metrics: dict[str, float], name: str) -> float:
-    """How far a metric is from the value it has where nothing differs; inf where it has none."""
-    gap = abs(metrics[name] - METRICS[name].same)
-    return math.inf if math.isnan(gap) else gap
 
 
 def _tightest(name: str, value: float) -> str | None:
@@ -246,29 +292,15 @@ def _tightest(name: str, value: float) -> str | None:
     return f"{name}<={limit:.1e}"
 
 
-def _plain(value: Any) -> Any:
-    """The same with every number as strict JSON has it: inf as text, NaN as null."""
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
-
-
-def _lines(found: Comparison) -> list[str]:
-    head = ("point", "run", "rows", "rel_l2", "max_abs", "worst at", "first", "second", "", "passes at")
-    table: list[tuple[str, ...]] = [head]
-    for row in found.rows:
-        run = row.first if row.first == row.second else f"{row.first} | {row.second}"
-        numbers = [f"{row.metrics[key]:.2e}" if key in row.metrics else "–" for key in ("rel_l2", "max_abs")]
-        worst = ("identical", "", "")
-        if row.worst:
-            channel = ",".join(map(str, row.worst.channel))
-            worst = (f"{row.worst.position}[{channel}]", f"{row.worst.first:.6g}", f"{row.worst.second:.6g}")
-        state = {True: "ok", False: "OVER", None: ""}[row.passed]
-        table.append((row.name, run, str(row.n), *numbers, *worst, state, row.tightest or "–"))
-    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
-    return lines + [f"note: {note}" for note in found.notes]
+def _summary(rows: Sequence[Row]) -> list[str]:
+    """POINTS=METRIC<=NUMBER for each hook point over all layers and runs; none where no number would pass."""
+    worst: dict[tuple[str, str], float] = {}
+    for row in rows:
+        point = row.name.rsplit(".", 1)[-1]
+        glob = f"layers.*.{point}" if "." in row.name else point
+        for part in (row.tightest or "").split(", "):
+            key, _, limit = part.partition("<=")
+            value = float(limit) if limit else math.inf
+            for name in [key] if key else [k for g, k in worst if g == glob]:
+                worst[glob, name] = max(value, worst.get((glob, name), 0.0))
+    return [f"{glob}={key}<={value:.1e}" for (glob, key), value in worst.items() if math.isfinite(value)]

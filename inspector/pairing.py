@@ -12,7 +12,7 @@ _ARM_FIELDS = ("arm", "semantics", "cut", "replay")
 
 
 def same_model(first: TraceReader, second: TraceReader) -> None:
-    """Raises CompareError naming the first field in which config or prompt differ."""
+    """Raises CompareError naming the first field in which config, prompt or tokenizer differ."""
     if differs := _difference(first.config, second.config, "config"):
         raise CompareError(f"the models differ: {differs}")
     a, b = first.tokens.ids, second.tokens.ids
@@ -22,6 +22,12 @@ def same_model(first: TraceReader, second: TraceReader) -> None:
         raise CompareError(f"the prompts differ: tokens.ids[{at}] is {a[at]} in the first, {b[at]} in the second")
     if len(a) != len(b):
         raise CompareError(f"the prompts differ: tokens.ids has {len(a)} tokens in the first, {len(b)} in the second")
+    pairs = zip(a.tolist(), first.tokens.texts, second.tokens.texts, strict=True)
+    for at, (number, here, there) in enumerate(pairs):
+        if here != there and not {here, there} & {"", str(number)}:
+            # A trace of bare ids shows each as its number, or as nothing, which says nothing of a tokenizer.
+            shown = f"{ascii(here[:40])} in the first, {ascii(there[:40])} in the second"
+            raise CompareError(f"the tokenizers differ: tokens.texts[{at}] (id {number}) is {shown}")
 
 
 def _difference(a: Any, b: Any, name: str) -> str | None:

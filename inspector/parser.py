@@ -70,6 +70,12 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         help="exit with 1 where a hook point exceeds it, as 'layers.*.window_kv=rel_l2<=1e-3'; may be given again",
     )
     compare.add_argument("--cross-arm", action="store_true", help="compare different arms with each other")
+    compare.add_argument(
+        "--first", dest="stop_at_first", action="store_true", help="stop at the first cell over its threshold"
+    )
+    compare.add_argument(
+        "--floor", type=Path, metavar="T.h5", help="a trace with noise runs, or A recorded again: within it is noise"
+    )
 
     show = command("show", commands.show, "what a trace holds: arms, hook points, sizes, provenance")
     show.add_argument("trace", type=Path, metavar="T.h5")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from replayscope.inspector.compare import element_errors
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.metrics import METRICS, kind_of_rows, logits_sums, metric, metrics_of, state_sums
+from replayscope.inspector.rowwise import element_errors
 from replayscope.traces import RowTable, Table, TraceReader
 from replayscope.traces.schema import relative_l2
 from tests.synthetic import synthetic_trace
