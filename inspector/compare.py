@@ -5,73 +5,25 @@ The first trace is the reference, the second the arm. Nothing here runs a model.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from decimal import ROUND_CEILING, Decimal
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from replayscope.inspector import noise
-from replayscope.inspector.compare_text import lines, plain
+from replayscope.inspector.compared import Comparison, Row, lines, plain, tightest_limit
 from replayscope.inspector.errors import CompareError, UsageError
-from replayscope.inspector.first import First, Pair, find, ratios_of
+from replayscope.inspector.first import Pair, find, ratios_of
 from replayscope.inspector.metrics import METRICS, metric, metrics_of
 from replayscope.inspector.options import Result
 from replayscope.inspector.pairing import pairs_of, same_model, states_by_run
 from replayscope.inspector.points import expand_points
-from replayscope.inspector.rowwise import Worst, element_errors, fold, row_table, worst_of
+from replayscope.inspector.rowwise import element_errors, fold, row_table, worst_of
 from replayscope.inspector.specs import Tolerance
 from replayscope.traces.reader import TraceReader
 from replayscope.traces.schema import State, Table, natural_key
 
 _HEADLINES = {"state": "rel_l2", "discrete": "changed", "logits": "rel_l2"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One hook point of one pair of runs.
-
-    n: positions compared; left_out: positions that only one side holds. metrics: name -> value, see METRICS; for
-    states also max_rel over elements whose reference is not zero, and zero_reference, the number of the others.
-    worst: None if nothing differs. passed: None where neither a tolerance nor a floor judges the point. tightest: the
-    smallest tolerances that would pass, such as 'rel_l2<=3.2e-04'; None where no number would. floor: the noise floor
-    of the headline, None if none was given for this point.
-    """
-
-    name: str
-    first: str
-    second: str
-    n: int
-    left_out: int
-    metrics: dict[str, float]
-    worst: Worst | None
-    passed: bool | None
-    tightest: str | None
-    floor: float | None = None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """rows: by run and by the order in which a token meets the points. notes: what was not compared, and why.
-
-    With stop_at_first there are no rows: first is the first cell over its threshold, or None; compared is the number of
-    rows and of hook points that were looked at.
-    """
-
-    rows: list[Row]
-    notes: list[str] = field(default_factory=list)
-    first: First | None = None
-    compared: tuple[int, int] | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Nothing is over a tolerance."""
-        return self.first is None and all(row.passed is not False for row in self.rows)
-
-    @property
-    def tightest(self) -> list[str]:
-        """Tolerances that would have passed, each the tightest for its hook point in all layers and runs."""
-        return _summary(self.rows)
 
 
 def compare(
@@ -112,9 +64,9 @@ def comparison(
 ) -> Comparison:
     """Compare every state that both traces hold for runs of the same arm, cut, replay length and semantics.
 
-    cross_arm pairs what is left over as well, if each trace has one such run. floor: a trace with noise runs, or another
-    recording of the first; what lies within it passes, and it judges points that no tolerance names. stop_at_first:
-    look for the first cell only; without tolerances and floor, the first that differs at all.
+    cross_arm pairs what is left over as well, if each trace has one such run. floor: a trace with noise runs, or
+    another recording of the first; what lies within it passes, and it judges points that no tolerance names.
+    stop_at_first: look for the first cell only; without tolerances and floor, the first that differs at all.
 
     Raises CompareError naming the field if prompts, tokenizers, configs or windows differ or no runs belong together,
     and UsageError if a tolerance names no compared point or a metric that none of its points has, or if the floor
@@ -270,7 +222,7 @@ def _row(both: _Both, pair: Pair, tolerances: Sequence[Tolerance], floors: Mappi
     # A metric that has no value for this point, or no rows to take it from, cannot pass.
     judged = _judged(tolerances, floors, list(metrics), headline)
     passed = all(noise.distance(metrics, key) <= limit for key, limit in judged.items()) if judged else None
-    tightest = [_tightest(key, noise.distance(metrics, key)) for key in judged or [headline]]
+    tightest = [tightest_limit(key, noise.distance(metrics, key)) for key in judged or [headline]]
     if table.kind != "discrete":
         metrics |= element_errors(arm.values, ref.values)
     worst = worst_of(rows, arm.values, ref.values, ref.positions)
@@ -278,29 +230,3 @@ def _row(both: _Both, pair: Pair, tolerances: Sequence[Tolerance], floors: Mappi
         name, a.label, b.label, len(ref.positions), left_out, metrics, worst, passed,
         None if None in tightest else ", ".join(map(str, tightest)), floors.get(headline),
     )  # fmt: skip
-
-
-def _tightest(name: str, value: float) -> str | None:
-    """The smallest limit of two digits that the value passes."""
-    if not math.isfinite(value):
-        return None
-    if value == 0:
-        return f"{name}<=0"
-    # Rounded up on the decimal number itself: twice rounding a float can step over the next limit.
-    exact = Decimal(value)
-    limit = exact.quantize(Decimal((0, (1,), exact.adjusted() - 1)), ROUND_CEILING)
-    return f"{name}<={limit:.1e}"
-
-
-def _summary(rows: Sequence[Row]) -> list[str]:
-    """POINTS=METRIC<=NUMBER for each hook point over all layers and runs; none where no number would pass."""
-    worst: dict[tuple[str, str], float] = {}
-    for row in rows:
-        point = row.name.rsplit(".", 1)[-1]
-        glob = f"layers.*.{point}" if "." in row.name else point
-        for part in (row.tightest or "").split(", "):
-            key, _, limit = part.partition("<=")
-            value = float(limit) if limit else math.inf
-            for name in [key] if key else [k for g, k in worst if g == glob]:
-                worst[glob, name] = max(value, worst.get((glob, name), 0.0))
-    return [f"{glob}={key}<={value:.1e}" for (glob, key), value in worst.items() if math.isfinite(value)]

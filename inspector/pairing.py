@@ -26,7 +26,7 @@ def same_model(first: TraceReader, second: TraceReader) -> None:
     for at, (number, here, there) in enumerate(pairs):
         if here != there and not {here, there} & {"", str(number)}:
             # A trace of bare ids shows each as its number, or as nothing, which says nothing of a tokenizer.
-            shown = f"{ascii(here[:40])} in the first, {ascii(there[:40])} in the second"
+            shown = f"{here[:40]!a} in the first, {there[:40]!a} in the second"
             raise CompareError(f"the tokenizers differ: tokens.texts[{at}] (id {number}) is {shown}")
 
 

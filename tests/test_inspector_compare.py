@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replayscope.inspector.compare import _tightest, compare, comparison
+from replayscope.inspector.compare import compare, comparison
+from replayscope.inspector.compared import tightest_limit
 from replayscope.inspector.errors import CompareError, UsageError
 from replayscope.inspector.metrics import METRICS
 from replayscope.inspector.specs import parse_tolerance
@@ -21,6 +22,7 @@ from tests.synthetic import synthetic_trace
 
 N, WIDTH = 20, 6
 CONFIG = {"layers": 2, "window": 4, "rope": {"theta": 10000, "factor": 16}}
+TOKENS = Tokens(np.arange(N) % 9, [f"t{i % 9}" for i in range(N)])
 RUN = RunInfo(0, "encoder", "paper", cut=8, replay=4, start=4, stop=N, prompt_end=N, window=4)
 
 
@@ -35,15 +37,15 @@ def states() -> dict[str, np.ndarray]:
 
 
 def write(
-    path: Path, *, run: RunInfo = RUN, first: int = 4, ids=None, config=CONFIG, edit=None, more=()
+    path: Path, *, run: RunInfo = RUN, first: int = 4, ids=None, config=CONFIG, edit=None, more=(), text="t"
 ) -> TraceReader:
-    """A trace of one run whose states start at position `first`; edit changes the values."""
+    """A trace of one run whose states start at position `first`; edit changes the values, text the tokenizer."""
     values = states()
     if edit:
         edit(values)
     ids = np.arange(N) % 9 if ids is None else np.asarray(ids)
     with TraceWriter(path, force=True) as out:
-        out.header(config=config, provenance={"dtype": "float32"}, tokens=Tokens(ids, [f"t{i}" for i in ids]))
+        out.header(config=config, provenance={"dtype": "float32"}, tokens=Tokens(ids, [f"{text}{i}" for i in ids]))
         out.runs([run, *(replace(other, index=i + 1) for i, other in enumerate(more))])
         for index in range(1 + len(more)):
             for name, array in values.items():
@@ -143,7 +145,7 @@ def test_a_zero_reference_is_counted_beside_the_relative_error(tmp_path):
 def test_bf16_against_fp32_compares_numbers_not_bits(tmp_path):
     values = states()["layers.0.hidden"]
     with TraceWriter(tmp_path / "b.h5") as out:
-        out.header(config=CONFIG, provenance={"dtype": "bfloat16"}, tokens=Tokens(np.arange(N) % 9, ["x"] * N))
+        out.header(config=CONFIG, provenance={"dtype": "bfloat16"}, tokens=TOKENS)
         out.runs([RUN])
         out.state(0, "layers.0.hidden", np.arange(4, N), encode_bf16(values), "bfloat16")
     found = comparison(write(tmp_path / "a.h5"), TraceReader(tmp_path / "b.h5"))
@@ -172,7 +174,7 @@ def test_a_shift_by_one_is_seen(tmp_path):
 
 def test_no_row_in_common_cannot_pass(tmp_path):
     with TraceWriter(tmp_path / "b.h5") as out:
-        out.header(config=CONFIG, provenance={}, tokens=Tokens(np.arange(N) % 9, ["x"] * N))
+        out.header(config=CONFIG, provenance={}, tokens=TOKENS)
         out.runs([RUN])
         out.state(0, "layers.0.hidden", np.arange(3), np.zeros((3, WIDTH), np.float32), "float32")
     found = comparison(
@@ -198,6 +200,7 @@ def test_other_runs_stay_alone_and_are_named(pair):
             "the prompts differ: tokens.ids[7] is 7 in the first, 99 in the second",
         ),
         ({"ids": range(N - 1)}, "tokens.ids has 20 tokens in the first, 19 in the second"),
+        ({"text": "T"}, "the tokenizers differ: tokens.texts[0] (id 0) is 't0' in the first, 'T0' in the second"),
         ({"config": CONFIG | {"window": 8}}, "the models differ: config.window is 4 in the first, 8 in the second"),
         (
             {"config": CONFIG | {"rope": {"theta": 1, "factor": 16}}},
@@ -225,6 +228,26 @@ def test_cross_arm_lets_the_arm_differ_and_nothing_else(pair, fields):
     assert len(found.rows) == 4 and found.passed
     with pytest.raises(CompareError, match="window is 4"):
         comparison(*pair(run=replace(RUN, window=5, **fields)), cross_arm=True)
+
+
+def test_texts_that_are_only_the_numbers_of_the_ids_name_no_tokenizer(pair):
+    assert comparison(*pair(text="")).passed
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ids": [*range(7), 99, *range(8, N)]}, "the prompts differ: tokens.ids[7]"),
+        ({"text": "T"}, "the tokenizers differ"),
+        ({"config": CONFIG | {"layers": 3}}, "config.layers is 2 in the first, 3 in the second"),
+    ],
+)
+def test_cross_arm_excuses_no_other_prompt_tokenizer_or_config(tmp_path, changes, says):
+    first = write(tmp_path / "a.h5", ids=list(range(N)) if "ids" in changes else None)
+    second = write(tmp_path / "b.h5", run=replace(RUN, arm="full"), **changes)
+    with pytest.raises(CompareError) as raised:
+        comparison(first, second, cross_arm=True)
+    assert says in str(raised.value)
 
 
 def test_cross_arm_does_not_guess_between_several(pair):
@@ -288,7 +311,7 @@ def test_several_tolerances_of_a_point_must_all_hold(pair):
 @example(1.25)
 @example(9.96)
 def test_the_tightest_tolerance_passes_and_is_tight(value):
-    limit = float(_tightest("rel_l2", value).split("<=")[1])
+    limit = float(tightest_limit("rel_l2", value).split("<=")[1])
     assert value <= limit <= value * 1.11
 
 
