@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from replayscope.inspector.classes import RULES, dtype_of
 from replayscope.inspector.smooth import smooth_shares
-from replayscope.inspector.verdict import ArmRow, Verdict, arm_table, verdict
+from replayscope.inspector.verdict import ArmRow, Verdict, arm_table, is_judged, verdict
 from replayscope.traces.reader import TraceReader
 
-# Products of other shapes differ by this much in fp64, whether or not a noise run happened to show it in the region.
-_TINY = 1e-14
+# Products of other shapes differ by this much, whether or not a noise run happened to show it in the region.
+_TINY = {"float64": 1e-14, "float32": 1e-6}
 _HEAD = ("arm", "runs", "vs oracle", "in exact", "floor", "window KV by layer", "KL max", "top-1", "flips", "replayed",
          "cached", "fresh", "bugs")  # fmt: skip
 
@@ -15,7 +16,8 @@ _HEAD = ("arm", "runs", "vs oracle", "in exact", "floor", "window KV by layer", 
 def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
     """The table as text, the same as JSON data, and whether the verdict is good."""
     rows, judged = arm_table(trace), verdict(trace)
-    cells = [_HEAD, *(_cells(row) for row in rows)]
+    tiny = _TINY.get(dtype_of(trace), 0.0)
+    cells = [_HEAD, *(_cells(row, tiny) for row in rows)]
     widths = [max(len(r[i]) for r in cells) for i in range(len(_HEAD))]
     left = {0, 5}
     lines = [
@@ -36,6 +38,7 @@ def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
             "ok": judged.ok,
             "notes": judged.notes,
             "missed": judged.missed,
+            "unjudged": judged.unjudged,
             "bugs": [b.__dict__ for b in judged.bugs],
         },
     }
@@ -50,12 +53,28 @@ def verdict_lines(trace: TraceReader, judged: Verdict) -> list[str]:
     for b in unexpected:
         out.append(f"BUG   {trace.runs[b.run].label}: {b.where}, {b.value:.1e} over {b.bound:.1e} ({b.kind})")
     if not unexpected:
-        out.append("right arms: no bug" if "oracle" in trace.references() else "right arms: nothing outside the bounds")
+        out.append(f"right arms: {_right_arms(trace)}")
     if planted:
-        out.append(f"planted faults: {len(planted) - len(judged.missed)} of {len(planted)} found")
+        found = {b.run for b in judged.bugs}
+        rest = (
+            f", {len(judged.unjudged)} not judged (no oracle, or no claim in this precision)" if judged.unjudged else ""
+        )
+        out.append(f"planted faults: {sum(r.index in found for r in planted)} of {len(planted)} found{rest}")
         out += [f"MISSED {trace.runs[i].label}" for i in judged.missed]
     out += _smooth_lines(trace)
     return out + [f"note: {n}" for n in judged.notes]
+
+
+def _right_arms(trace: TraceReader) -> str:
+    """What may be said of arms in which no bug was found: it depends on what they were held against."""
+    right = [r for r in trace.runs if r.arm != "full" and not r.arm.startswith(("broken:", "oracle:"))]
+    if dtype_of(trace) not in RULES.bounds:
+        return f"not judged, {dtype_of(trace)} allows no claim"
+    told = sum(is_judged(trace, r) for r in right)
+    if told == len(right):
+        return "no bug"
+    exact = "nothing wrong in the exact region"
+    return f"no bug in {told} of {len(right)} runs, {exact} in the others" if told else f"{exact}; no oracle ran"
 
 
 def _smooth_lines(trace: TraceReader) -> list[str]:
@@ -71,8 +90,10 @@ def _smooth_lines(trace: TraceReader) -> list[str]:
     ]
 
 
-def _cells(row: ArmRow) -> tuple[str, ...]:
-    layers = " ".join(map(_layer, row.window, row.window_floor)) if any(v is not None for v in row.window) else "–"
+def _cells(row: ArmRow, tiny: float) -> tuple[str, ...]:
+    layers = "–"
+    if any(v is not None for v in row.window):
+        layers = " ".join(_layer(v, f, tiny) for v, f in zip(row.window, row.window_floor, strict=True))
     name = row.arm if row.replay is None else f"{row.arm} R={row.replay}"
     name += "" if row.semantics == "paper" else f" {row.semantics}"
     return (
@@ -82,13 +103,13 @@ def _cells(row: ArmRow) -> tuple[str, ...]:
     )
 
 
-def _layer(value: float | None, floor: float | None) -> str:
+def _layer(value: float | None, floor: float | None, tiny: float) -> str:
     """Three places: 0 identical, ~ noise, otherwise two digits (.34), or the power of ten of what is smaller (e-5)."""
     if value is None:
         return "  ·"
     if value == 0:
         return "  0"
-    if value <= max(floor or 0.0, _TINY):
+    if value <= max(floor or 0.0, tiny):
         return "  ~"
     if value >= 0.995:
         return f"{value:3.0f}"

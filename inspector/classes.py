@@ -81,9 +81,14 @@ def region_floor(trace: TraceReader, point: str, name: str = "rel_l2", rules: Ru
     table, measured = _against_full(trace, point)
     coarse = floor(trace, point, name, rules)[:, :, None]
     out = np.broadcast_to(coarse, table.arrays["n"].shape).copy()
+    if name in ("rel_l2", "rel_max") and dtype_of(trace) in rules.bounds:
+        # Where no noise run happens to differ, products of other shapes still may: a tenth of the bound's fixed part.
+        least = rules.bounds[dtype_of(trace)] / 10
+    else:
+        least = 0.0
     seen = {run.cut for run in trace.runs if run.arm in ("repeat", "rechunk") and run.cut is not None}
     if not measured or not seen:
-        return out
+        return np.where(np.isnan(out), out, np.maximum(out, least))
     value = metric(table, name)
     value = np.abs(value - 1.0) if name == "norm_ratio" else np.abs(value)
     wrong = _wrong_hits(trace, point, rules)
@@ -93,7 +98,7 @@ def region_floor(trace: TraceReader, point: str, name: str = "rel_l2", rules: Ru
         usable = np.array([trace.runs[i].arm != "hit" or not wrong[i].any() for i in noise])
         worst = np.fmax.reduce(value[np.array(noise)[usable]], axis=0)
         out[arms] = np.where(np.isnan(worst), worst[:, table.bucket("all"), None], worst)
-    return out
+    return np.where(np.isnan(out), out, np.maximum(out, least))
 
 
 def bound(trace: TraceReader, point: str, rules: Rules = RULES) -> ndarray:

@@ -69,7 +69,10 @@ class _Layout:
 
 @dataclass
 class Fold:
-    """Collects tables for the given runs. ``keep_rows``: points whose divergence is also kept row by row."""
+    """Collects tables for the given runs. ``keep_rows``: points whose divergence is also kept row by row.
+
+    margin_scale: (point, layer) → largest finite margin of full, of which rounding moves a small share.
+    """
 
     runs: list[RunInfo]
     layers: int
@@ -78,6 +81,7 @@ class Fold:
     keep_rows: frozenset[str] = frozenset()
     tables: dict[tuple[str, str], Table] = field(default_factory=dict)
     rows: dict[tuple[str, str], dict[int, dict[int, tuple[np.ndarray, Arrays]]]] = field(default_factory=dict)
+    margin_scale: dict[tuple[str, int], float] = field(default_factory=dict)
     _margin_floor: dict[tuple[str, int], float] = field(default_factory=dict)
     _layouts: dict[tuple, _Layout] = field(default_factory=dict)
 
@@ -176,13 +180,14 @@ class Fold:
     def _choices(self, reference: str, point: str, layer: int, parts: list[Part]) -> Arrays:
         """Per row: changed, jaccard, margin of the reference, change of the margin, flips."""
         rows = _by_rows(_sets, *_sides(parts), *_sides(parts, margins=True))
-        largest = float(np.abs(rows["margin"][np.isfinite(rows["margin"])]).max(initial=0.0))
         key = (point, layer)
         noisy = np.concatenate([np.full(len(p.position), self.runs[p.runs[0]].arm in NOISE) for p in parts])
         if reference == "full" and noisy.any():
             self._margin_floor[key] = float(rows["noise"][noisy].max(initial=0.0))
-        bound = max(10 * self._margin_floor.get(key, 0.0), _MARGIN_EPS[self.dtype] * largest)
-        rows["flips"] = rows["changed"] * (rows["margin"] <= bound)
+        scale = self.margin_scale.get(key, 0.0)
+        bound = max(10 * self._margin_floor.get(key, 0.0), _MARGIN_EPS[self.dtype] * scale)
+        # A row without a finite score chose nothing that could be wrong.
+        rows["flips"] = rows["changed"] * ((rows["margin"] <= bound) | np.isnan(rows["margin"]))
         return rows
 
     def _discrete_cells(self, rows: Arrays, lay: _Layout, exact: np.ndarray) -> Arrays:

@@ -261,6 +261,9 @@ class _Comparison:
     def with_full(self) -> None:
         for point in self._points():
             full = self._rows(point, 0)
+            if full.margin is not None:
+                finite = full.margin[torch.isfinite(full.margin)].abs()
+                self.fold.margin_scale[point, self.frame.layer or 0] = float(finite.max()) if len(finite) else 0.0
             parts = [
                 self._part(point, own, self._rows(point, i), full)
                 for i, own in enumerate(self.line.runs_of)

@@ -69,13 +69,15 @@ class Bug:
 
 @dataclass(frozen=True)
 class Verdict:
-    """bugs: the first of each run, by run. missed: runs broken on purpose in which no bug was found. notes: what limits
-    the claims. asserted: whether 'bug' is certain (fp64, or fp32 with audit) or needs an audit to be."""
+    """bugs: the first of each run, by run. missed: runs broken on purpose in which no bug was found; unjudged: those
+    that nothing could convict, for want of an oracle or of precision. notes: what limits the claims. asserted: whether
+    'bug' is certain (fp64, or fp32 with audit) or needs an audit to be."""
 
     bugs: list[Bug] = field(default_factory=list)
     missed: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     asserted: bool = True
+    unjudged: list[int] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -137,9 +139,15 @@ def verdict(trace: TraceReader, rules: Rules = RULES) -> Verdict:
     first: dict[int, Bug] = {}
     for bug in all_bugs(trace, rules):
         first.setdefault(bug.run, bug)
-    claims = dtype_of(trace) in rules.bounds and "oracle" in trace.references()
-    missed = [run.index for run in trace.runs if run.arm.startswith("broken:") and run.index not in first]
-    return Verdict(list(first.values()), missed if claims else [], list(_notes(trace, rules)), asserted(trace))
+    judged = [run.index for run in trace.runs if is_judged(trace, run, rules)]
+    silent = [run.index for run in trace.runs if run.arm.startswith("broken:") and run.index not in first]
+    missed, unjudged = ([i for i in silent if (i in judged) == told] for told in (True, False))
+    return Verdict(list(first.values()), missed, list(_notes(trace, rules)), asserted(trace), unjudged)
+
+
+def is_judged(trace: TraceReader, run: RunInfo, rules: Rules = RULES) -> bool:
+    """Whether a fault anywhere in the run would have been seen: it has an oracle, and the precision allows a claim."""
+    return run.oracle is not None and "oracle" in trace.references() and dtype_of(trace) in rules.bounds
 
 
 def arm_table(trace: TraceReader, rules: Rules = RULES) -> list[ArmRow]:
@@ -207,6 +215,7 @@ def _notes(trace: TraceReader, rules: Rules) -> Iterator[str]:
         yield f"{dtype or 'an unknown dtype'} allows no claim of a bug; use --audit in fp64 or fp32"
     elif not asserted(trace):
         yield "recorded without --audit: in fp32 a flip of rounding can look like a bug; repeat it with --audit"
+    yield from _not_finite(trace)
     if "oracle" not in trace.references():
         yield "no arm was compared with its oracle; faults outside the exact region cannot be seen"
     if not any(run.arm in NOISE_ARMS for run in trace.runs):
@@ -215,8 +224,23 @@ def _notes(trace: TraceReader, rules: Rules) -> Iterator[str]:
         floors = {point: _most([floor(trace, point, rules=rules)]) or 0.0 for point in _states(trace, "full")}
         point, worst = max(floors.items(), key=lambda item: item[1], default=("", 0.0))
         if worst > 1e3 * rules.bounds[dtype]:
-            why = "look at them first" if asserted(trace) else "choices or roundings flipped between them"
+            frozen = bool(trace.provenance.get("audit"))
+            why = "look at them first" if frozen else "choices or roundings flipped; --audit freezes them"
             yield f"runs that are equal on paper differ by up to {worst:.1e} ({point}): {why}"
+
+
+def _not_finite(trace: TraceReader) -> Iterator[str]:
+    """Where a run first holds a number that is not finite: no distance is known from there on."""
+    for point in _states(trace, "full"):
+        table = trace.table("full", point)
+        first = table.arrays.get("first_nonfinite")
+        if first is None:
+            continue
+        for run, layer in np.argwhere(first[:, :, table.bucket("all")] >= 0).tolist()[:1]:
+            name = point if point in SINGLE_POINTS else f"layers.{layer}.{point}"
+            row = int(first[run, layer, table.bucket("all")])
+            yield f"not finite: {name} of {trace.runs[run].label} from position {row} on; nothing behind it is compared"
+            return
 
 
 def _points(trace: TraceReader, reference: str) -> list[str]:

@@ -90,6 +90,7 @@ def test_a_changed_choice_is_a_flip_only_inside_the_margin_floor(bound):
     margin = torch.full((40,), 1e-3 if bound == "inside" else 1.0, dtype=torch.float64)
     noisy = Part((1,), ids, ids, position, exact, margin + 1e-3, margin)
     arm = Part((4,), other, ids, position, exact, margin, margin)
+    made.margin_scale["topk", 1] = float(margin.max())
     made.add("full", "topk", 1, [noisy, arm])
     a = made.tables["full", "topk"].arrays
     assert a["changed"][4, 1, 0] == 1 and a["flips"][4, 1, 0] == (1 if bound == "inside" else 0)

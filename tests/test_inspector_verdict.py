@@ -187,7 +187,10 @@ def test_in_serving_precision_a_hit_is_noise_as_agreed():
 def test_the_measure_of_the_noise_is_noted_not_convicted(arm):
     trace = record(Plant(arm, None, "hidden", 1, 40, 1e-3, "full"))
     assert not bugs_of(trace, arm)
-    assert any("differ by up to 1.0e-03 (hidden): look at them first" in note for note in verdict(trace).notes)
+    assert any(
+        "differ by up to 1.0e-03 (hidden): choices or roundings flipped; --audit" in note
+        for note in verdict(trace).notes
+    )
 
 
 # --- flips ------------------------------------------------------------------------------------------------------
@@ -367,3 +370,20 @@ def test_the_verdict_of_a_file_is_that_of_its_tables(tmp_path):
     synthetic_trace(tmp_path / "t.h5", n_tokens=40, layers=3, cuts=(9, 24))
     trace = TraceReader(tmp_path / "t.h5")
     assert verdict(trace) == verdict(Edited.of(trace)) and verdict(trace).ok
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_planted_fault_that_nothing_could_convict_is_not_called_found(dtype):
+    """Without an oracle, or in a precision that allows no claim, silence says nothing."""
+    from replayscope.inspector.arms_text import arms_text
+
+    trace = record(dtype=dtype)
+    broken = trace.run("broken:floor@2")
+    if dtype == "float64":
+        for run in list(trace.runs):
+            trace.change(run.index, oracle=None)
+        trace.tables = {key: table for key, table in trace.tables.items() if key[0] != "oracle"}
+    said, (text, data, _) = verdict(trace), arms_text(trace)
+    assert said.unjudged == [broken] and not said.missed and not said.bugs
+    assert "planted faults: 0 of 1 found, 1 not judged" in text and "right arms: no bug" not in text
+    assert data["verdict"]["unjudged"] == [broken]

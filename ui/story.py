@@ -92,8 +92,9 @@ def tiles(trace: TraceReader, said: Verdict) -> list[Tile]:
     found = [Tile("Bugs, arm − oracle", bugs, dtype_of(trace), "bug" if wrong else "good" if judged else "")]
     planted = [run for run in trace.runs if run.arm.startswith("broken:")]
     if planted and judged:
-        seen = f"{count(len(planted) - len(said.missed))} of {count(len(planted))}"
-        found.append(Tile("Planted faults found", seen, "broken arms", "" if said.missed else "good"))
+        caught = {bug.run for bug in said.bugs}
+        seen = f"{count(sum(run.index in caught for run in planted))} of {count(len(planted))}"
+        found.append(Tile("Planted faults found", seen, "broken arms", "" if said.missed or said.unjudged else "good"))
     one, window = _main(trace), _window(trace)
     if one is not None and window is not None:
         value = number(float(np.median(window))) if window.size else "0"
