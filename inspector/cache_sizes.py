@@ -124,7 +124,7 @@ def load_config(model: str) -> ModelConfig | V4Config:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
         return V4Config.from_dict(raw) if raw.get("model_type") == "deepseek_v4" else ModelConfig.from_dict(raw)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{file} is no config that can be used: {error}") from error
 
 

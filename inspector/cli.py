@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import sys
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message, code = _explain(error), 2
         if debug:
             raise
-    print(f"replayscope: {' '.join(message.split())}", file=sys.stderr)
+    print(f"replayscope: {_printable(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 
@@ -82,7 +83,7 @@ def _log_to_stderr(verbosity: int) -> None:
 
 def _emit(result: Result, as_json: bool) -> None:
     """Print a result. A reader that closes the pipe early (`| head`) is no error."""
-    text = json.dumps(_strict(result.json), indent=2) if as_json else result.text.rstrip("\n")
+    text = json.dumps(_strict(result.json), indent=2) if as_json else _printable(result.text.rstrip("\n"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a token's text may hold what the terminal cannot show
     try:
@@ -92,6 +93,11 @@ def _emit(result: Result, as_json: bool) -> None:
     except BrokenPipeError:
         # What is still buffered goes nowhere, so that the interpreter does not complain when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _printable(text: str) -> str:
+    """Control characters written out: a name in a stranger's trace must not command the terminal."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else ascii(c)[1:-1] for c in text)
 
 
 def _strict(value: Any) -> Any:

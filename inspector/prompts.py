@@ -56,7 +56,7 @@ def parse_prompt(text: str) -> Prompt:
     if text.startswith("@"):
         if not Path(text[1:]).is_file():
             raise UsageError(
-                f"no prompt file {text[1:]!r}; check the path" if text[1:] else "@ needs a file name: @FILE"
+                f"no prompt file {text[1:]!r}; give the path of a file" if text[1:] else "@ needs a file name: @FILE"
             )
         return Prompt("file", text[1:])
     if text.startswith("ids:"):

@@ -13,6 +13,7 @@ from torch import Tensor
 from replayscope.inspector import estimate, provenance, specs, tables
 from replayscope.inspector.arms_text import arms_text
 from replayscope.inspector.capture import Capture, points_of
+from replayscope.inspector.engines import granularity
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.options import Result, RunOptions
@@ -65,6 +66,7 @@ def _write_trace(options: RunOptions) -> Path:
     if options.audit or options.rounding == "off":
         # In an audit a rounding bin that flips would look like a bug.
         model = replace(model, config=replace(model.config, activation_fake_quant=False))
+    _check_engine_options(options, len(ids))
     shape = Shape(model.config, len(ids), options.forced, options.chunks, options.block)
     if options.forced >= len(ids):
         raise UsageError(f"--forced {options.forced} leaves no prompt: there are {len(ids)} tokens")
@@ -126,6 +128,15 @@ def _write_trace(options: RunOptions) -> Path:
     return path
 
 
+def _check_engine_options(options: RunOptions, tokens: int) -> None:
+    """Refuse --block and --chunks that would do nothing, so that nobody believes they did."""
+    if options.block is not None and all(granularity(s, None) == 1 for s in options.semantics):
+        raise UsageError(f"--block {options.block}: {', '.join(options.semantics)} has no blocks; drop it")
+    ends = options.chunks if isinstance(options.chunks, tuple) else ()
+    if late := [e for e in ends if e > tokens]:
+        raise UsageError(f"--chunks: no chunk can end at {late[0]}; the prompt has {tokens} tokens")
+
+
 def _load(options: RunOptions) -> _Loaded:
     dtype = DTYPES[options.dtype]
     device = _device(options.device)
@@ -140,7 +151,10 @@ def _load(options: RunOptions) -> _Loaded:
     if isinstance(text, str):
         if not preset:
             raise UsageError(f"{options.model} comes without a tokenizer; give token ids as -p ids:1,2,3")
-        numbers = tokenizer.encode(text)
+        try:
+            numbers = tokenizer.encode(text)
+        except ValueError as error:
+            raise UsageError(f"the prompt cannot be encoded: {error}; give its token ids as ids:…") from error
     else:
         numbers = list(text)
     vocab = model.config.vocab_size
@@ -151,7 +165,8 @@ def _load(options: RunOptions) -> _Loaded:
         raise UsageError(f"token id {max(numbers)} is outside the vocabulary of {options.model}: 0 … {vocab - 1}")
     if len(numbers) > model.config.max_position_embeddings:
         raise UsageError(
-            f"the prompt has {len(numbers)} tokens, {options.model} takes {model.config.max_position_embeddings}"
+            f"the prompt has {len(numbers)} tokens, {options.model} takes {model.config.max_position_embeddings}; "
+            f"add --tokens {model.config.max_position_embeddings}"
         )
     ids = torch.tensor(numbers, dtype=torch.long)
     texts = tokenizer.token_texts(numbers) if preset else [str(n) for n in numbers]

@@ -234,5 +234,7 @@ def _read_config(path: Path) -> ModelConfig:
         return ModelConfig.load(file)
     except FileNotFoundError:
         raise WeightsError(f"{path} has no config.json") from None
+    except RecursionError:
+        raise WeightsError(f"{file} is nested too deeply") from None
     except (OSError, ValueError, TypeError, AttributeError) as e:
         raise WeightsError(f"{file}: {e}") from e

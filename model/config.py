@@ -1,6 +1,7 @@
 """The architecture of a V4.1-shaped model, under its official configuration keys."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         L = self.num_hidden_layers
+        _check_types(self)
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -151,15 +153,25 @@ class ModelConfig:
     def from_dict(cls, raw: dict[str, Any]) -> "ModelConfig":
         """From an official ``config.json``: the text part may be nested under ``text_config`` or flat.
 
-        Keys that this model has no use for are ignored, missing ones raise ValueError by name.
+        Keys that this model has no use for are ignored; missing ones, values of another type and variants that are not
+        modelled raise ValueError by name.
         """
+        if not isinstance(raw, dict) or not isinstance(raw.get("text_config", {}), dict):
+            raise ValueError("config is not a JSON object")
         text = dict(raw.get("text_config", raw))
+        _check_variant(raw, text)
         known = {f.name: f for f in fields(cls)}
         values = {k: v for k, v in text.items() if k in known}
         for key in ("compress_ratios", "kv_source_layer_ids", "index_source_layer_ids", "engram_layer_ids"):
             if key in values:
+                if not isinstance(values[key], (list, tuple)):
+                    raise ValueError(f"{key} is not a list but {values[key]!r:.40}")
                 values[key] = tuple(values[key])
         scaling = values.get("rope_scaling") or {}
+        if not isinstance(scaling, dict):
+            raise ValueError(f"rope_scaling is not a JSON object but {scaling!r:.40}")
+        if scaling.get("rope_type", scaling.get("type", "yarn")) != "yarn":
+            raise ValueError(f"rope_scaling.rope_type {scaling.get('rope_type')!r} is not modelled; valid: yarn")
         values["rope_scaling"] = RopeScaling(**{k: v for k, v in scaling.items() if k in RopeScaling.__annotations__})
         values["activation_fake_quant"] = bool(
             raw.get("activation_fake_quant", raw.get("_fixture", {}).get("activation_fake_quant", False))
@@ -186,3 +198,52 @@ def _last_at_or_before(sources: tuple[int, ...], layer: int, ratios: tuple[int, 
         return None
     at = [s for s in sources if s <= layer and ratios[s] == ratios[layer]]
     return at[-1] if at else None
+
+
+# What a config may ask for besides sizes, and the one variant modelled; other values would measure another model.
+_VARIANTS = {
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "hidden_act": "silu",
+    "norm_topk_prob": True,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "num_key_value_heads": 1,
+}
+
+
+def _check_variant(raw: dict[str, Any], text: dict[str, Any]) -> None:
+    for key, modelled in _VARIANTS.items():
+        if key in text and text[key] != modelled:
+            raise ValueError(f"{key} {text[key]!r:.40} is not modelled; valid: {modelled!r}")
+    kind = raw.get("model_type", "deepseek_v41")
+    if kind not in ("deepseek_v41", "deepseek_v41_text"):
+        raise ValueError(f"model_type {kind!r:.40} is not modelled; valid: deepseek_v41")
+    method = (raw.get("quantization_config") or {}).get("quant_method", "fp8")
+    if method != "fp8":
+        raise ValueError(f"quantization_config.quant_method {method!r:.40} is not modelled; valid: fp8")
+
+
+def _check_types(config: ModelConfig) -> None:
+    """Whole numbers where sizes are meant, finite numbers elsewhere: JSON also has true, "64", 64.5 and NaN."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if isinstance(value, tuple):
+            wrong = [v for v in value if type(v) is not int]
+            if wrong:
+                raise ValueError(f"{f.name} holds {wrong[0]!r:.40}, which is no whole number")
+        elif f.type is int:
+            if type(value) is not int:
+                raise ValueError(f"{f.name} must be a whole number, got {value!r:.40}")
+            if value > _LARGEST:
+                raise ValueError(f"{f.name} {value} is larger than {_LARGEST}")
+        elif f.type is float and (type(value) not in (int, float) or not math.isfinite(value) or value < 0):
+            raise ValueError(f"{f.name} must be a finite number of 0 or more, got {value!r:.40}")
+    if config.sliding_window > config.max_position_embeddings:
+        raise ValueError(f"sliding_window {config.sliding_window} exceeds {config.max_position_embeddings} positions")
+    for name in ("rope_theta", "compress_rope_theta"):
+        if getattr(config, name) <= 1:
+            raise ValueError(f"{name} must be larger than 1, got {getattr(config, name)}")
+
+
+_LARGEST = 2**31

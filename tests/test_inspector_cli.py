@@ -274,3 +274,9 @@ def test_a_command_that_is_typed_by_its_path_works(tmp_path):
     script = Path(sys.executable).with_name("replayscope")
     done = subprocess.run([script, "list", "samples"], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0 and "prose" in done.stdout
+
+
+def test_control_characters_of_a_stranger_do_not_reach_the_terminal():
+    from replayscope.inspector.cli import _printable
+
+    assert _printable("a\x1b[31mb\tc\nd\x07é窗") == "a\\x1b[31mb\tc\nd\\x07é窗"

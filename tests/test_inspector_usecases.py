@@ -1,6 +1,7 @@
 """record and sweep from the command line on a real model: what is written, what is refused, what is left behind."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -160,3 +161,68 @@ def test_interrupted_leaves_the_old_trace_and_says_where_the_rest_is(folder, tmp
     monkeypatch.setattr(usecases, "run", stop)
     code, _, err = run(capsys, "record", "-m", folder, "-p", IDS, "--arms", "full", "-o", out, "--force")
     assert code == 130 and out.read_bytes() == b"precious" and "interrupted" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ([], "not a JSON object"),
+        ({"text_config": "x"}, "not a JSON object"),
+        ({"hidden_size": "64"}, "hidden_size must be a whole number"),
+        ({"hidden_size": None}, "hidden_size must be a whole number"),
+        ({"sliding_window": True}, "sliding_window must be a whole number"),
+        ({"sliding_window": 2**33}, "sliding_window"),
+        ({"rms_norm_eps": "NaN"}, "rms_norm_eps must be a finite number"),
+        ({"swiglu_limit": None}, "swiglu_limit must be a finite number"),
+        ({"rope_theta": 0}, "rope_theta must be larger than 1"),
+        ({"scoring_func": "nope"}, "scoring_func 'nope' is not modelled"),
+        ({"rope_scaling": {"rope_type": "nope"}}, "rope_scaling.rope_type 'nope' is not modelled"),
+        ({"compress_ratios": 3}, "compress_ratios is not a list"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused_by_key(folder, tmp_path, capsys, change, says):
+    broken = tmp_path / "m"
+    shutil.copytree(folder, broken)
+    config = json.loads((broken / "config.json").read_text())
+    if isinstance(change, dict) and "text_config" not in change:
+        config["text_config"] |= change
+    else:
+        config = change
+    (broken / "config.json").write_text(json.dumps(config))
+    code, text, err = run(capsys, "record", "-m", broken, "-p", IDS, "--arms", "full", "-o", tmp_path / "t.h5")
+    assert code == 2 and text == "" and len(err.strip().splitlines()) == 1 and says in err, err
+
+
+def test_a_config_of_another_family_or_nested_without_end_is_one_line(folder, tmp_path, capsys):
+    broken = tmp_path / "m"
+    shutil.copytree(folder, broken)
+    for text, says in (
+        (json.dumps(json.loads((folder / "config.json").read_text()) | {"model_type": "llama"}), "model_type 'llama'"),
+        ("[" * 100_000, "nested too deeply"),
+    ):
+        (broken / "config.json").write_text(text)
+        code, _, err = run(capsys, "record", "-m", broken, "-p", IDS, "--arms", "full", "-o", tmp_path / "t.h5")
+        assert code == 2 and len(err.strip().splitlines()) == 1 and says in err, err
+
+
+def test_the_estimate_is_no_smaller_than_the_file(folder, tmp_path, capsys):
+    for i, more in enumerate((["--rows"], ["--audit", "--dtype", "fp64", "--rows"], ["--suffix", "4"])):
+        out = tmp_path / f"{i}.h5"
+        words = ["sweep", "-m", folder, "-p", IDS, "--arms", "full,repeat,rechunk,hit,encoder,oracle:encoder", *more]
+        code, _, err = run(capsys, *words, "--cuts", "7,40,41", "--hooks", "layers.3.hidden", "-o", out)
+        said = float(re.search(r"and ([0-9.]+) MB", err)[1]) * 1e6
+        size = out.stat().st_size
+        # Bytes follow from shapes; HDF5 adds a few per cent, and whoever plans a disk needs no more than that.
+        assert code == 0 and size <= said * 1.001 + 5e4 and said < 1.5 * size + 1e6, (said, size)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--block", "16"], "paper has no blocks"),
+        (["--chunks", "10,999"], "no chunk can end at 999"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(folder, tmp_path, capsys, words, says):
+    code, _, err = run(capsys, "sweep", "-m", folder, "-p", IDS, "--cuts", "32", *words, "-o", tmp_path / "t.h5")
+    assert code == 2 and says in err and not list(tmp_path.iterdir())

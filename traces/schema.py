@@ -128,6 +128,9 @@ class RunInfo:
         if not isinstance(data, Mapping):
             raise TraceFormatError("a run in the trace is not a JSON object")
         known = {f.name for f in fields(cls)}
+        for name in ("arm", "semantics"):
+            if not str(data.get(name, "")).isprintable():
+                raise TraceFormatError(f"the {name} of a run in the trace holds characters that cannot be shown")
         try:
             return cls(**{key: value for key, value in data.items() if key in known})
         except TypeError as error:
