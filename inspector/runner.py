@@ -106,7 +106,9 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
         return index[key]
 
     if job.oracles or wanted_oracles:
+        # The others read its entries, so it runs anyway; what it can judge is judged.
         oracle("full")
+        wanted_oracles.add("full")
     for i, r in enumerate(requests):
         arm = oracle_of(r.arm)
         if runs_of[i] and (job.oracles or arm in wanted_oracles):
