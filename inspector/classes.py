@@ -81,14 +81,9 @@ def region_floor(trace: TraceReader, point: str, name: str = "rel_l2", rules: Ru
     table, measured = _against_full(trace, point)
     coarse = floor(trace, point, name, rules)[:, :, None]
     out = np.broadcast_to(coarse, table.arrays["n"].shape).copy()
-    if name in ("rel_l2", "rel_max") and dtype_of(trace) in rules.bounds:
-        # Where no noise run happens to differ, products of other shapes still may: a tenth of the bound's fixed part.
-        least = rules.bounds[dtype_of(trace)] / 10
-    else:
-        least = 0.0
     seen = {run.cut for run in trace.runs if run.arm in ("repeat", "rechunk") and run.cut is not None}
     if not measured or not seen:
-        return np.where(np.isnan(out), out, np.maximum(out, least))
+        return out
     value = metric(table, name)
     value = np.abs(value - 1.0) if name == "norm_ratio" else np.abs(value)
     wrong = _wrong_hits(trace, point, rules)
@@ -98,7 +93,7 @@ def region_floor(trace: TraceReader, point: str, name: str = "rel_l2", rules: Ru
         usable = np.array([trace.runs[i].arm != "hit" or not wrong[i].any() for i in noise])
         worst = np.fmax.reduce(value[np.array(noise)[usable]], axis=0)
         out[arms] = np.where(np.isnan(worst), worst[:, table.bucket("all"), None], worst)
-    return np.where(np.isnan(out), out, np.maximum(out, least))
+    return out
 
 
 def bound(trace: TraceReader, point: str, rules: Rules = RULES) -> ndarray:
@@ -174,6 +169,9 @@ def classify(trace: TraceReader, reference: str, point: str, rules: Rules = RULE
     else:
         name = headline(table)
         limit = region_floor(trace, point, name, rules)
+        if name == "rel_l2":
+            # Where no noise run happens to differ, products of other shapes still may: a tenth of the bound's fixed part.
+            limit = np.where(np.isnan(limit), limit, np.maximum(limit, rules.bounds.get(dtype_of(trace), 0.0) / 10))
         noise = np.nan_to_num(metric(table, name), nan=np.inf) <= np.nan_to_num(limit, nan=-1.0)
         flip = np.broadcast_to(downstream(trace, reference, point)[:, :, None], absent.shape)
         if reference == "oracle":
