@@ -170,7 +170,7 @@ def classify(trace: TraceReader, reference: str, point: str, rules: Rules = RULE
         name = headline(table)
         limit = region_floor(trace, point, name, rules)
         if name == "rel_l2":
-            # Where no noise run happens to differ, products of other shapes still may: a tenth of the bound's fixed part.
+            # Where no noise run happens to differ, products of other shapes may: a tenth of the bound's fixed part.
             limit = np.where(np.isnan(limit), limit, np.maximum(limit, rules.bounds.get(dtype_of(trace), 0.0) / 10))
         noise = np.nan_to_num(metric(table, name), nan=np.inf) <= np.nan_to_num(limit, nan=-1.0)
         flip = np.broadcast_to(downstream(trace, reference, point)[:, :, None], absent.shape)
