@@ -6,22 +6,47 @@ from pathlib import Path
 from typing import Any
 
 from replayscope.inspector.options import Result
+from replayscope.traces.errors import TraceFormatError, TraceVersionError
 from replayscope.traces.reader import TraceReader
 from replayscope.traces.schema import SCHEMA_VERSION, RunInfo, natural_key
 
 # What a reader asks first of a trace that somebody sent.
-_TELLING = ("argv", "model", "weights_sha256", "dtype", "device", "audit", "design", "suffix", "seed", "versions.torch")
+_TELLING = (
+    "argv",
+    "engine.name",
+    "engine.version",
+    "engine.commit",
+    "model",
+    "weights_sha256",
+    "dtype",
+    "device",
+    "audit",
+    "design",
+    "suffix",
+    "seed",
+    "versions.torch",
+)
+SOUND = "verified: every byte read, every checksum right"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def show(path: Path, *, verify: bool = False, verbose: bool = False) -> Result:
-    """The `show` command; with `verify` every byte is read, and a fault gives exit code 2. The whole provenance and
-    config are in the text with `verbose`, and always in the JSON data."""
-    trace = TraceReader(path)
-    data = summarise(trace)
-    if verify:
-        data["faults"] = trace.verify()
-    return Result("\n".join(lines(data, verbose)), data, 2 if data.get("faults") else 0)
+    """The `show` command. The whole provenance and config are in the text with `verbose`, and always in the JSON data.
+
+    With `verify` every byte is read, and of a faulty file only its faults are told, a line each, with exit code 1.
+    """
+    if not verify:
+        data = summarise(TraceReader(path))
+        return Result("\n".join(lines(data, verbose)), data)
+    try:
+        trace = TraceReader(path)
+        faults = trace.verify()
+        data = {} if faults else summarise(trace)
+    except (TraceFormatError, TraceVersionError) as error:
+        faults, data = [str(error)], {}
+    if faults:
+        return Result("\n".join(f"fault: {fault}" for fault in faults), {"file": path.name, "faults": faults}, 1)
+    return Result("\n".join([*lines(data, verbose), "", SOUND]), data | {"faults": []})
 
 
 def summarise(trace: TraceReader) -> dict[str, Any]:
@@ -72,10 +97,6 @@ def lines(data: Mapping[str, Any], verbose: bool = False) -> list[str]:
         out += _section(
             "provenance (all of it, and the config, with -v)", {k: settings[k] for k in _TELLING if k in settings}
         )
-    if "faults" in data:
-        out += ["", *(f"fault: {fault}" for fault in data["faults"])]
-        if not data["faults"]:
-            out.append("verified: every byte read, every checksum right")
     return out
 
 

@@ -35,9 +35,11 @@ WRITER = """
     out.runs([run])
     for layer in range(int(sys.argv[2])):
         out.state(0, f"layers.{layer}.hidden", np.arange(64), np.full((64, 256), layer, np.float32), "float32")
-    print("ready", flush=True)
-    out._file["states"].create_dataset("unfinished", data=np.zeros(100_000))
-    time.sleep(60)
+    with out._record() as file:
+        file.create_dataset("states/unfinished", data=np.zeros(100_000))
+        file.flush()
+        print("ready", flush=True)
+        time.sleep(60)
 """
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from replayscope.traces.disk import LOCKED, recover
 from replayscope.traces.errors import TraceError, TraceFormatError, TraceLockedError, TraceVersionError
 from replayscope.traces.schema import FORMAT, SCHEMA_VERSION
 
 _FILTERS = {h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE}
 _MAX_DEPTH = 4
-LOCKED = (11, 35)  # EAGAIN on Linux and on BSD
 
 
 @contextmanager
@@ -36,6 +36,7 @@ def open_trace(path: Path) -> Iterator[h5py.File]:
     if size == 0:
         raise TraceFormatError(f"{path} is empty (0 bytes)")
     try:
+        recover(path)
         file = h5py.File(path, "r")
     except OSError as error:
         raise _opening(path, error) from None
@@ -81,17 +82,17 @@ def _check_header(file: h5py.File, path: Path) -> None:
 
 
 def attribute(item: h5py.File | h5py.Group | h5py.Dataset, name: str) -> int | float | str | None:
-    """A scalar attribute, or None where it is missing or is no scalar number or text."""
+    """A scalar attribute, or None where it is missing or is no scalar number or text of fixed length.
+
+    Text of variable length lies in a heap without checksums; one wrong byte there sends HDF5 into an endless loop.
+    """
     if name not in item.attrs:
         return None
     where = item.attrs.get_id(name)
-    text = h5py.check_string_dtype(where.dtype) is not None
-    if where.shape != () or not (text or where.dtype.kind in "iuf"):
+    if where.shape != () or where.dtype.kind not in "iufS":
         return None
-    value = item.attrs[name]
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return str(value) if text else np.asarray(value).item()
+    value = np.asarray(item.attrs[name]).item()
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def place(item: h5py.Group | h5py.Dataset, name: str = "") -> str:
@@ -101,8 +102,11 @@ def place(item: h5py.Group | h5py.Dataset, name: str = "") -> str:
 
 
 def names(group: h5py.Group) -> list[str]:
-    """Names in a group, sorted."""
-    return sorted(group)
+    """Names in a group, sorted. Raises TraceFormatError if one is no text."""
+    found = list(group)
+    if not all(isinstance(name, str) for name in found):
+        raise TraceFormatError(f"{group.file.filename}: {place(group)} holds a name that is not UTF-8")
+    return sorted(found)
 
 
 def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:

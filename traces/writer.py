@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
 
+from replayscope.traces.disk import LOCKED, Disk
 from replayscope.traces.dtypes import BITVIEWS, storage_dtype
 from replayscope.traces.errors import TraceError, TraceExistsError, TraceLockedError
-from replayscope.traces.safe import LOCKED
 from replayscope.traces.schema import (
     FORMAT,
     KINDS,
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 256 * 1024  # large enough to stream, small enough that one row of one layer is read cheaply
 _STATE_ROWS = 64
+_LIBVER = ("v110", "v110")  # checksums on all metadata; read by HDF5 1.10 and newer
 
 
 class TraceWriter:
@@ -50,7 +51,7 @@ class TraceWriter:
     def __init__(self, path: str | os.PathLike[str], force: bool = False):
         self.path = Path(path)
         self.partial = self.path.with_name(self.path.name + ".partial")
-        self._file: h5py.File | None = None
+        self._disk: Disk | None = None
         self._records = 0
         self._n_runs: int | None = None
         if not self.path.name:
@@ -67,34 +68,36 @@ class TraceWriter:
     def __enter__(self) -> "TraceWriter":
         with self._one_line():
             self.partial.unlink(missing_ok=True)
-            self._file = h5py.File(self.partial, "x")
-            self._file.attrs["format"] = FORMAT
-            self._file.attrs["schema_version"] = SCHEMA_VERSION
-            self._file.attrs["complete"] = 0
-            self._file.attrs["records"] = 0
-            self._file.flush()
+            self._disk = Disk(self.partial)
+            with self._commit("w") as file:
+                _put_attribute(file, "format", FORMAT)
+                file.attrs["schema_version"] = SCHEMA_VERSION
+                file.attrs["complete"] = 0
+                file.attrs["records"] = 0
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        file, self._file = self._open(), None
+        try:
+            if error is None:
+                self._finish()
+        finally:
+            self._open().close()
+            self._disk = None
         if error is not None:
-            # The disk may be full; the records flushed so far stay readable either way.
-            with contextlib.suppress(OSError, RuntimeError):
-                file.close()
             note = f"the unfinished trace is kept at {self.partial}"
             error.add_note(note)
             log.warning("%s", note)
-            return
+
+    def _finish(self) -> None:
+        """Say that the trace is complete, sync it and give it its final name."""
+        if self._n_runs is None:
+            raise TraceError(f"nothing was recorded; the empty trace is left at {self.partial}")
         with self._one_line():
-            if self._n_runs is None:
-                file.close()
-                raise TraceError(f"nothing was recorded; the empty trace is left at {self.partial}")
-            file.attrs["complete"] = 1
-            file.flush()
-            file.close()
-            _sync(self.partial)
+            with self._commit() as file:
+                file.attrs["complete"] = 1
+            self._open().sync()
             os.replace(self.partial, self.path)
             _sync(self.path.parent)
 
@@ -125,9 +128,9 @@ class TraceWriter:
         self._check_table(point, table)
         with self._record() as file:
             group = file.require_group(f"divergence/{check_name(reference)}").create_group(check_name(point))
-            group.attrs["kind"] = table.kind
+            _put_attribute(group, "kind", table.kind)
             for name, value in table.attrs.items():
-                group.attrs[check_name(name)] = value
+                _put_attribute(group, check_name(name), value)
             _put_json(group, "buckets", list(table.buckets))
             for name, values in table.arrays.items():
                 _put(group, check_name(name), values)
@@ -173,8 +176,8 @@ class TraceWriter:
             group = file.require_group(f"states/{run:04d}")
             rows = max(1, min(_STATE_ROWS, 4 * _CHUNK_BYTES // row_bytes))
             data = _put(group, stored, array, chunk=(rows, *array.shape[1:]))
-            data.attrs["logical_dtype"] = logical_dtype
-            data.attrs["encoding"] = "bitview" if logical_dtype in BITVIEWS else "native"
+            _put_attribute(data, "logical_dtype", logical_dtype)
+            _put_attribute(data, "encoding", "bitview" if logical_dtype in BITVIEWS else "native")
             _put(group, stored + ".positions", positions)
 
     def text(self, name: str, text: str) -> None:
@@ -195,20 +198,33 @@ class TraceWriter:
             if values.shape != (self._n_runs, layers, last):
                 raise ValueError(f"{point}: {name} is {values.shape}, want {(self._n_runs, layers, last)}")
 
-    def _open(self) -> h5py.File:
-        if self._file is None:
+    def _open(self) -> Disk:
+        if self._disk is None:
             raise TraceError(f"{self.path} is not being written: use the writer in a `with` block")
-        return self._file
+        return self._disk
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[h5py.File]:
-        """One record: its datasets, then the counter, then the flush that makes it readable after a kill."""
-        file = self._open()
+        """One record: its datasets and the counter. It is in the file when the block ends, or not at all."""
+        self._open()
         with self._one_line():
-            yield file
+            with self._commit() as file:
+                yield file
+                file.attrs["records"] = self._records + 1
             self._records += 1
-            file.attrs["records"] = self._records
-            file.flush()
+
+    @contextlib.contextmanager
+    def _commit(self, mode: Literal["w", "r+"] = "r+") -> Iterator[h5py.File]:
+        """Changes to the file that are made together. HDF5 opens and closes it each time, so that what is committed is
+        a file at rest: this format checks every piece of metadata and refuses a file that was left open."""
+        disk = self._open()
+        try:
+            with h5py.File(disk, mode, libver=_LIBVER) as file:
+                yield file
+            disk.commit()
+        except BaseException:
+            disk.rollback()
+            raise
 
     @contextlib.contextmanager
     def _one_line(self) -> Iterator[None]:
@@ -234,6 +250,11 @@ def _reason(error: BaseException) -> str:
 
 def _utf8(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+
+
+def _put_attribute(item: h5py.Group | h5py.Dataset, name: str, value: Any) -> None:
+    """A number, or text of fixed length: HDF5 keeps other text in a heap that has no checksum."""
+    item.attrs[name] = np.bytes_(value.encode() or b"\0") if isinstance(value, str) else value
 
 
 def _put_json(group: h5py.Group, name: str, value: Any) -> None:

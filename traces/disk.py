@@ -1,0 +1,202 @@
+"""The file below HDF5: what is recorded reaches it in steps that a kill cannot tear.
+
+HDF5 overwrites its own metadata in place, so a process killed inside a flush leaves a file that cannot be opened. Here
+bytes behind the last commit go to the file at once, where nothing refers to them yet, and bytes that overwrite
+committed ones wait in memory. A commit writes those behind the end first (the journal), then in place, then cuts the
+journal off. Whoever finds a whole journal carries it out again; a torn one is ignored: nothing in front of it changed.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from replayscope.traces.errors import TraceError, TraceLockedError
+
+LOCKED = (11, 35)  # EAGAIN on Linux and on BSD
+_PAGE = 4096
+_MAGIC = b"RSjournl"
+_FOOTER = struct.Struct("<QQI8s")  # where the journal starts, bytes of its pages, their CRC-32, magic
+_ENTRY = struct.Struct("<Q")  # where a page belongs; its bytes follow
+
+
+class Disk:
+    """A file object for h5py with `commit` and `rollback`; holds an exclusive lock on the file until `close`.
+
+    Raises TraceLockedError if another process holds the file, OSError if it cannot be made.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            lock(self._fd, path)
+            os.ftruncate(self._fd, 0)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.size = self._committed = self._at = 0
+        self._pages: dict[int, bytearray] = {}
+        self.error: OSError | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self.size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill the buffer from the current place; what was never written reads as zeros."""
+        count, at = len(buffer), self._at
+        found = os.preadv(self._fd, [buffer], at)
+        buffer[found:] = bytes(count - found)
+        for page in range(at // _PAGE, (at + count - 1) // _PAGE + 1) if self._pages else ():
+            if held := self._pages.get(page):
+                first, stop = max(at, page * _PAGE), min(at + count, page * _PAGE + len(held))
+                if stop > first:
+                    buffer[first - at : stop - at] = held[first - page * _PAGE : stop - page * _PAGE]
+        self._at += count
+        return count
+
+    def read(self, count: int = -1) -> bytes:
+        buffer = bytearray(self.size - self._at if count < 0 else count)
+        self.readinto(memoryview(buffer))
+        return bytes(buffer)
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Once a write has failed the rest is dropped: HDF5 must be able to close what will be rolled back."""
+        data, at = memoryview(data).cast("B"), self._at
+        below = max(0, min(len(data), self._committed - at))
+        if self.error is None:
+            self._hold(at, data[:below])
+            try:
+                _write(self._fd, data[below:], at + below)
+            except OSError as error:
+                self.error = error
+        self._at += len(data)
+        self.size = max(self.size, self._at)
+        return len(data)
+
+    def truncate(self, size: int) -> int:
+        # A file that shrinks below the last commit shrinks at the next one.
+        if self.error is None and size >= self._committed:
+            try:
+                os.ftruncate(self._fd, size)
+            except OSError as error:
+                self.error = error
+        self.size = size
+        return size
+
+    def flush(self) -> None:
+        pass
+
+    def commit(self) -> None:
+        """Make everything written so far the content of the file. Raises OSError, and then nothing of it is."""
+        if self.error is not None:
+            raise self.error
+        pages = b"".join(_ENTRY.pack(page * _PAGE) + held for page, held in sorted(self._pages.items()))
+        if pages:
+            start = max(self.size, self._committed)
+            os.ftruncate(self._fd, start)  # the journal is found by the end of the file
+            footer = _FOOTER.pack(self.size, len(pages), zlib.crc32(pages), _MAGIC)
+            _write(self._fd, memoryview(pages + footer), start)
+            _apply(self._fd, pages)
+        os.ftruncate(self._fd, self.size)
+        self._pages.clear()
+        self._committed = self.size
+
+    def rollback(self) -> None:
+        """Forget everything since the last commit."""
+        self._pages.clear()
+        self.error, self.size = None, self._committed
+        os.ftruncate(self._fd, self._committed)
+
+    def sync(self) -> None:
+        """Push the file to the disk."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _hold(self, at: int, data: memoryview) -> None:
+        while len(data):
+            page, skip = divmod(at, _PAGE)
+            if page not in self._pages:
+                # Whole pages, the last one only as far as it is committed: behind that the file itself is written.
+                end = min(_PAGE, self._committed - page * _PAGE)
+                self._pages[page] = bytearray(os.pread(self._fd, end, page * _PAGE))
+            count = min(len(data), len(self._pages[page]) - skip)
+            self._pages[page][skip : skip + count] = data[:count]
+            at, data = at + count, data[count:]
+
+
+def recover(path: Path) -> None:
+    """Carry out the journal that a killed writer left, if there is a whole one. Raises TraceError if the file needs it
+    and cannot be written, TraceLockedError while its writer is alive."""
+    with open(path, "rb") as file:
+        if not _journal(file.fileno()):
+            return
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError as error:
+        raise TraceError(
+            f"{path} was left by a writer that was killed and has to be repaired, but: {error.strerror}"
+        ) from None
+    try:
+        lock(fd, path)
+        if found := _journal(fd):
+            size, pages = found
+            _apply(fd, pages)
+            os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+def lock(fd: int, shown: Path) -> None:
+    """Lock a file as HDF5 does. Raises TraceLockedError if another process holds it."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Some network disks know no locks; a file there is as safe as its users are careful.
+        if error.errno in LOCKED:
+            raise TraceLockedError(
+                f"{shown} is in use by another process; close it there or use another name"
+            ) from None
+
+
+def _journal(fd: int) -> tuple[int, bytes] | None:
+    """Size of the file when the journal is carried out, and its pages; None unless a whole one ends the file."""
+    end = os.fstat(fd).st_size - _FOOTER.size
+    if end < 0:
+        return None
+    size, length, checksum, magic = _FOOTER.unpack(os.pread(fd, _FOOTER.size, end))
+    if magic != _MAGIC or length > end or size > end:
+        return None
+    pages = os.pread(fd, length, end - length)
+    if zlib.crc32(pages) != checksum or any(where + len(held) > size for where, held in _entries(pages)):
+        return None
+    return size, pages
+
+
+def _entries(pages: bytes) -> Iterator[tuple[int, memoryview]]:
+    """(place in the file, bytes) of each page; only the last may be short."""
+    for at in range(0, len(pages) - _ENTRY.size + 1, _ENTRY.size + _PAGE):
+        (where,) = _ENTRY.unpack_from(pages, at)
+        yield where, memoryview(pages)[at + _ENTRY.size : at + _ENTRY.size + _PAGE]
+
+
+def _apply(fd: int, pages: bytes) -> None:
+    for where, held in _entries(pages):
+        _write(fd, held, where)
+
+
+def _write(fd: int, data: memoryview, at: int) -> None:
+    while len(data):
+        count = os.pwrite(fd, data, at)
+        data, at = data[count:], at + count
