@@ -14,11 +14,11 @@ from pathlib import Path
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.listing import TOPICS, models
 from replayscope.inspector.names import choose, unknown
-from replayscope.inspector.options import DemoOptions, Result, RunOptions
+from replayscope.inspector.options import FORMATS, DemoOptions, ImportOptions, Result, RunOptions
 from replayscope.inspector.points import split_globs
 from replayscope.inspector.specs import parse_count, parse_replay, parse_tolerance
 
-__all__ = ["TOPICS", "compare", "demo", "ledger", "list_", "plot", "record", "report", "show", "sweep", "ui"]
+__all__ = ["TOPICS", "compare", "demo", "import_", "ledger", "list_", "plot", "record", "report", "show", "sweep", "ui"]
 
 
 def demo(options: Namespace) -> Result:
@@ -74,6 +74,45 @@ def compare(options: Namespace) -> Result:
         floor=options.floor,
         stop_at_first=options.stop_at_first,
     )
+
+
+def import_(options: Namespace) -> Result:
+    """An engine's own states as a trace."""
+    _output(options.out, options.force)
+    if options.out.suffix != ".h5":
+        raise UsageError(f"{options.out}: a trace's name ends in .h5")
+    choose("format", options.format, FORMATS)
+    if (options.model is None) == (options.against is None):
+        raise UsageError("give either --model with --prompt, or --against, whose config and prompt are taken")
+    if options.against is not None:
+        _trace(options.against)
+        if options.prompt is not None:
+            raise UsageError("--prompt is that of --against; leave it out")
+    for name in ("engine", "engine_version", "engine_commit"):
+        value = getattr(options, name)
+        if not value.strip() or not value.isprintable():
+            raise UsageError(f"--{name.replace('_', '-')} is empty or cannot be printed; say who computed the states")
+    asked = ImportOptions(
+        source=options.source,
+        format=options.format,
+        map=options.map,
+        engine=options.engine,
+        engine_version=options.engine_version,
+        engine_commit=options.engine_commit,
+        out=options.out,
+        model=options.model or "",
+        prompt=options.prompt,
+        against=options.against,
+        arm=_arm(options.arm),
+        cut=None if options.cut is None else parse_count(options.cut, "--cut"),
+        replay=None if options.replay is None else parse_count(options.replay, "--replay", least=1),
+        semantics=_semantics(options.semantics),
+        steps=None if options.steps is None else _steps(options.steps),
+        force=options.force,
+    )
+    from replayscope.inspector import importing
+
+    return importing.import_trace(asked)
 
 
 def show(options: Namespace) -> Result:
@@ -251,6 +290,15 @@ def _semantics(name: str) -> str:
     from replayscope.inspector.semantics import SEMANTICS
 
     return choose("semantics", name, list(SEMANTICS))
+
+
+def _steps(text: str) -> tuple[int, int | None]:
+    """`3` or `3:5`, which ends before 5, or `3:`."""
+    first, colon, stop = text.partition(":")
+    start = parse_count(first, "--steps")
+    if not colon:
+        return start, start + 1
+    return start, parse_count(stop, "--steps", least=start + 1) if stop else None
 
 
 def _trace(path: Path) -> None:

@@ -16,7 +16,7 @@ from replayscope.inspector.errors import CompareError, UsageError
 from replayscope.inspector.first import Pair, find, ratios_of
 from replayscope.inspector.metrics import METRICS, metric, metrics_of
 from replayscope.inspector.options import Result
-from replayscope.inspector.pairing import pairs_of, same_model, states_by_run
+from replayscope.inspector.pairing import pairs_of, provenance_notes, same_model, states_by_run
 from replayscope.inspector.points import expand_points
 from replayscope.inspector.rowwise import element_errors, fold, row_table, worst_of
 from replayscope.inspector.specs import Tolerance
@@ -74,11 +74,7 @@ def comparison(
     """
     same_model(first, second)
     pairs, notes = pairs_of(first, second, cross_arm)
-    notes += [
-        f"{name} is {first.provenance.get(name)} in the first, {second.provenance.get(name)} in the second"
-        for name in ("dtype", "weights_sha256")
-        if first.provenance.get(name) != second.provenance.get(name)
-    ]
+    notes += provenance_notes(first.provenance, second.provenance)
     held = states_by_run(first), states_by_run(second)
     todo: list[Pair] = []
     for a, b in pairs:

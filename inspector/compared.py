@@ -123,4 +123,5 @@ def _summary(rows: Sequence[Row]) -> list[str]:
             value = float(limit) if limit else math.inf
             for name in [key] if key else [k for g, k in worst if g == glob]:
                 worst[glob, name] = max(value, worst.get((glob, name), 0.0))
-    return [f"{glob}={key}<={value:.1e}" for (glob, key), value in worst.items() if math.isfinite(value)]
+    kept = {at: value for at, value in worst.items() if math.isfinite(value)}
+    return [f"{glob}={key}<={value:.1e}" if value else f"{glob}={key}<=0" for (glob, key), value in kept.items()]

@@ -11,6 +11,9 @@ from typing import Any
 
 from replayscope.inspector.prompts import Prompt
 
+# What `import` reads.
+FORMATS = ("sglang-dump", "vllm-hidden", "folder")
+
 
 @dataclass(frozen=True)
 class Common:
@@ -72,6 +75,34 @@ class RunOptions(Common):
     forced: int = 0
     layers_only: int | None = None
     stream: bool = False
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """A dump of an engine to be made a trace: `import`.
+
+    source: folder or file. format: `sglang-dump`, `vllm-hidden` or `folder`. map: a shipped name map or a file.
+    engine, engine_version, engine_commit: who computed it. model: a preset or a folder, or empty with `against`, whose
+    config and prompt are taken. prompt: None if the dump holds its tokens. arm, cut, replay, semantics: what was run.
+    steps: first and one behind the last of the dump's steps (None: to the end), or None for all.
+    """
+
+    source: Path
+    format: str
+    map: str
+    engine: str
+    engine_version: str
+    engine_commit: str
+    out: Path
+    model: str = ""
+    prompt: Prompt | None = None
+    against: Path | None = None
+    arm: str = "full"
+    cut: int | None = None
+    replay: int | None = None
+    semantics: str = "paper"
+    steps: tuple[int, int | None] | None = None
+    force: bool = False
 
 
 @dataclass(frozen=True)

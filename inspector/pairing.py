@@ -1,5 +1,6 @@
 """Which runs of two traces belong together, and why two traces cannot be set against each other."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,21 @@ def _difference(a: Any, b: Any, name: str) -> str | None:
                 return found
         return None
     return None if a == b else f"{name} is {a} in the first, {b} in the second"
+
+
+def provenance_notes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """What two comparable traces still differ in: dtype and weights; of an imported trace, whose it is."""
+    notes = []
+    for name in ("dtype", "weights_sha256"):
+        here, there = first.get(name), second.get(name)
+        if here != there and here is not None and there is not None:
+            notes.append(f"{name} is {here} in the first, {there} in the second")
+    for where, about in (("first", first), ("second", second)):
+        engine = about.get("engine")
+        if isinstance(engine, Mapping):
+            told = f"{engine.get('name')} {engine.get('version')} ({engine.get('commit')})"
+            notes.append(f"the {where} was imported from {told}; that it ran these weights is not known")
+    return notes
 
 
 def states_by_run(trace: TraceReader) -> dict[int, set[str]]:

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from replayscope.inspector import commands, specs
 from replayscope.inspector.errors import UsageError
-from replayscope.inspector.options import Result
+from replayscope.inspector.options import FORMATS, Result
 from replayscope.inspector.prompts import FORMS, parse_prompt
 
 MODEL_HELP = "a preset (replayscope list models) or a folder with a checkpoint"
@@ -77,6 +77,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         "--floor", type=Path, metavar="T.h5", help="a trace with noise runs, or A recorded again: within it is noise"
     )
 
+    import_ = command("import", commands.import_, "make a trace of states that an engine wrote")
+    _import_options(import_)
+
     show = command("show", commands.show, "what a trace holds: arms, hook points, sizes, provenance")
     show.add_argument("trace", type=Path, metavar="T.h5")
     show.add_argument("--verify", action="store_true", help="read every byte and check its integrity")
@@ -122,6 +125,24 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         )
         output.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser, dict(added.choices)
+
+
+def _import_options(sub: Parser) -> None:
+    sub.add_argument("source", type=Path, metavar="SRC", help="folder or file that the engine wrote")
+    sub.add_argument("--format", required=True, metavar="NAME", help=" | ".join(FORMATS))
+    sub.add_argument("--map", required=True, metavar="MAP", help="a JSON name map: v41, huggingface or a file")
+    sub.add_argument("--engine", required=True, metavar="NAME", help="the engine that computed the states")
+    sub.add_argument("--engine-version", required=True, metavar="V", help="its version")
+    sub.add_argument("--engine-commit", required=True, metavar="C", help="its commit")
+    sub.add_argument("-m", "--model", metavar="MODEL", help=f"whose config: {MODEL_HELP}")
+    sub.add_argument("-p", "--prompt", type=parse_prompt, help=f"{FORMS}; may be left out if the dump holds its tokens")
+    sub.add_argument("--against", type=Path, metavar="OURS.h5", help="take config and prompt of this trace and compare")
+    sub.add_argument("--arm", default="full", metavar="ARM", help="what was run (default full)")
+    sub.add_argument("--cut", metavar="H", help="prefix tokens that were cached, of arms with a cut")
+    sub.add_argument("--replay", metavar="R", help="rows that were replayed (default W)")
+    sub.add_argument("--semantics", default="paper", metavar="NAME", help="whose rules were followed (default paper)")
+    sub.add_argument("--steps", metavar="A[:B]", help="steps of the dump, B not included (default all)")
+    _out_option(sub, "T.h5", "trace to write")
 
 
 def _run_options(sub: Parser, arms: str) -> None:

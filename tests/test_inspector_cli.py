@@ -16,7 +16,7 @@ from replayscope.inspector.errors import UsageError
 from replayscope.inspector.listing import TOPICS
 from replayscope.inspector.options import DemoOptions, Result, RunOptions
 
-COMMANDS = ("demo", "record", "sweep", "compare", "show", "plot", "report", "ui", "list")
+COMMANDS = ("demo", "record", "sweep", "compare", "import", "show", "plot", "report", "ui", "list")
 
 
 @pytest.fixture

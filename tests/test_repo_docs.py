@@ -61,7 +61,7 @@ def test_long_options_in_the_documents_exist(name):
 
 @named
 def test_hook_points_in_the_documents_exist(name):
-    for point in re.findall(r"layers\.(?:\*|\{[^}]*\}|[0-9]+)\.(\w\w+)", TEXTS[name]):
+    for point in re.findall(r"(?<![\w.])layers\.(?:\*|\{[^}]*\}|[0-9]+)\.(\w\w+)", TEXTS[name]):
         assert point in LAYER_POINTS, f"{name}: {point}"
 
 
