@@ -214,9 +214,9 @@ def _whole(pieces: list[_Piece], entry: Entry, where: str, rows: int | None) -> 
                 f"{where}: {len(parts)} of {size} ranks are here; if all hold the same, say so in the map: dims 't h'"
             )
         if any(part.shape != parts[0].shape or part.tobytes() != parts[0].tobytes() for part in parts):
-            raise UsageError(
-                f"{where} differs between ranks; name the dimension that is split in the map: dims 't h[tp]'"
-            )
+            hint = "; name the dimension that is split in the map: dims 't h[tp]'"
+            hint = f", though {dims!r} splits none of its dimensions" if dims else hint
+            raise UsageError(f"{where} differs between ranks{hint}")
         values = parts[0]
     if entry.dtype:
         if values.dtype != storage_dtype(entry.dtype):
@@ -229,10 +229,9 @@ def _rank(piece: _Piece, part: Loaded, group: str | None) -> tuple[int, int]:
     """Rank in the group that splits the tensor, and the group's size."""
     if piece.match.rank is not None:
         return piece.match.rank, 1
-    if group is None:
-        return part.ranks.get("", (piece.item.rank or 0, 1))
-    if group in part.ranks:
+    if group is not None and group in part.ranks:
         return part.ranks[group]
+    # Ranks of other stages of a pipeline hold other layers: within a stage the tensor-parallel group is everybody.
     return part.ranks.get("tp", part.ranks.get("", (piece.item.rank or 0, 1)))
 
 

@@ -1,6 +1,6 @@
 """Capturing hook points: copies of what passes, taken in a context manager that always removes itself."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -42,15 +42,22 @@ class Captured:
 class Capture:
     """Copies the hook points that match ``globs`` while the ``with`` block runs.
 
-    states: (request index, hook point) → Captured; rows of later steps are appended. Raises UsageError for a glob that
+    states: (request index, hook point) → Captured; rows of later steps are appended. With a sink they go there instead,
+    as soon as they are copied, and nothing is kept: for plans that run in one step. Raises UsageError for a glob that
     matches nothing, and HookError at the end of the block for a point that never fired.
     """
 
-    def __init__(self, executor: Executor, globs: Iterable[str]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        globs: Iterable[str],
+        sink: Callable[[int, str, Captured], None] | None = None,
+    ) -> None:
         self._executor = executor
         self.names = frozenset(expand_points(globs, points_of(executor.model.config)))
         self.want = frozenset(name.rsplit(".", 1)[-1] for name in self.names)
         self.states: dict[tuple[int, str], Captured] = {}
+        self._sink, self._fired = sink, set[str]()
 
     def __enter__(self) -> "Capture":
         self._executor.taps.append(self._tap)
@@ -60,7 +67,7 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._executor.taps.remove(self._tap)
-        silent = self.names - {name for _, name in self.states}
+        silent = self.names - self._fired
         if error is None and silent:
             raise HookError(f"hook point {sorted(silent)[0]} never fired; run the plan to its end inside the block")
 
@@ -76,6 +83,10 @@ class Capture:
     def _add(self, request: int, name: str, positions: Tensor, values: Tensor) -> None:
         # A copy even on the CPU: the executor's buffers are written again by the next layer.
         copy = values.detach().to("cpu", copy=True)
+        self._fired.add(name)
+        if self._sink is not None:
+            self._sink(request, name, Captured(positions, copy))
+            return
         before = self.states.get((request, name))
         if before is not None:
             positions, copy = torch.cat((before.positions, positions)), torch.cat((before.values, copy))

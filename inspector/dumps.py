@@ -17,6 +17,7 @@ from replayscope.inspector.errors import UsageError
 from replayscope.traces.dtypes import BITVIEWS, LOGICAL_DTYPES
 
 _BITS = {1: torch.uint8, 2: torch.uint16}
+_SMALL = 1 << 26  # what a tensor that repeats its numbers may grow to when they are written out
 _HOOKED = "non_intrusive__"  # what the dumper puts before the names of modules it was not asked for
 
 
@@ -71,6 +72,9 @@ def stored(value: Tensor, where: str) -> tuple[np.ndarray, str]:
     """Storage array and logical dtype of a tensor: dtypes that numpy lacks as unsigned views, bool as uint8."""
     if value.layout != torch.strided or value.is_quantized or value.is_complex():
         raise UsageError(f"{where} holds a {value.dtype} tensor that is no plain array")
+    size = value.numel() * value.element_size()
+    if size > max(value.untyped_storage().nbytes(), _SMALL):
+        raise UsageError(f"{where} claims {size} bytes and holds {value.untyped_storage().nbytes()}")
     value = value.detach().contiguous()
     if value.dtype == torch.bool:
         value = value.to(torch.uint8)

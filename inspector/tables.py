@@ -1,22 +1,22 @@
 """From torch to the trace: the folded tables, and the raw states that were asked for."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from replayscope.inspector.capture import Capture, is_entry_point
+from replayscope.inspector.capture import Captured, is_entry_point
 from replayscope.inspector.fold import Fold
 from replayscope.inspector.runner import Lineup
 from replayscope.model.reference import Frame
-from replayscope.traces.schema import RunInfo
+from replayscope.traces.queued import QueuedWriter
 from replayscope.traces.writer import TraceWriter
 
 _BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 
-def write_fold(out: TraceWriter, fold: Fold) -> None:
+def write_fold(out: TraceWriter | QueuedWriter, fold: Fold) -> None:
     """Every table, then the rows of those points that were kept row by row."""
     for (reference, point), table in sorted(fold.tables.items()):
         out.table(reference, point, table)
@@ -24,32 +24,28 @@ def write_fold(out: TraceWriter, fold: Fold) -> None:
         out.rows(reference, point, *fold.packed_rows(reference, point))
 
 
-@dataclass
-class OracleStates:
-    """Copies of the asked hook points of oracle passes: (run, name) → positions and values."""
+@dataclass(frozen=True)
+class StateSink:
+    """Hands the asked hook points to the writer as the layers go by."""
 
-    runs: list[RunInfo]
+    out: TraceWriter | QueuedWriter
+    line: Lineup
     names: frozenset[str]
-    states: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def take(self, run: int, frame: Frame) -> None:
-        """Keep the rows that belong to the run."""
-        info = self.runs[run]
+    def captured(self, request: int, name: str, kept: Captured) -> None:
+        """Rows of a request, under its first run; the foreign request has none."""
+        for run in self.line.runs_of[request][:1]:
+            self.out.state(run, name, kept.positions.numpy(), *stored(kept.values))
+
+    def oracle(self, run: int, frame: Frame) -> None:
+        """The rows of a layer's oracle pass that belong to the run."""
+        info = self.line.runs[run]
         for point, tensor in frame.tensors.items():
             name = point if frame.layer is None else f"layers.{frame.layer}.{point}"
             if name in self.names:
                 first = 0 if is_entry_point(name) else info.start
                 values = tensor[0, first:].detach().to("cpu", copy=True)
-                self.states[run, name] = torch.arange(first, first + len(values)), values
-
-
-def write_states(out: TraceWriter, line: Lineup, capture: Capture, oracles: OracleStates) -> None:
-    """The captured states under their runs; the foreign request has none."""
-    for (request, name), kept in capture.states.items():
-        for run in line.runs_of[request][:1]:
-            out.state(run, name, kept.positions.numpy(), *stored(kept.values))
-    for (run, name), (positions, values) in oracles.states.items():
-        out.state(run, name, positions.numpy(), *stored(values))
+                self.out.state(run, name, np.arange(first, first + len(values)), *stored(values))
 
 
 def stored(values: Tensor) -> tuple[np.ndarray, str]:

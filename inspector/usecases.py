@@ -23,9 +23,10 @@ from replayscope.inspector.semantics import Shape, admits, arm_names, floor_laye
 from replayscope.model import presets, tokenizer
 from replayscope.model.streaming import StreamedModel
 from replayscope.model.weights import Model, WeightsError
+from replayscope.traces.queued import QueuedWriter
 from replayscope.traces.reader import TraceReader
 from replayscope.traces.schema import Tokens
-from replayscope.traces.writer import TraceWriter
+from replayscope.traces.writer import KEEP_FREE, TraceWriter
 
 log = logging.getLogger(__name__)
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -103,14 +104,15 @@ def _write_trace(options: RunOptions) -> Path:
     expected = estimate.estimate(model, ids, line, names, keep)
     log.info("%s", expected.text)
     expected.refuse_if_too_large(path, options.max_bytes)
-    with TraceWriter(path, force=options.force) as out:
+    writer = TraceWriter(path, force=options.force, max_bytes=options.max_bytes, keep_free=KEEP_FREE)
+    with QueuedWriter(writer) as out:
         chosen = replace(options, stream=isinstance(model, StreamedModel))
         about = provenance.collect(chosen, loaded.name, loaded.weights_hash, ids, model, sys.argv)
         out.header(config=model.config.to_dict(), provenance=about, tokens=loaded.tokens)
+        out.runs(line.runs)
         began = time.perf_counter()
-        capture = Capture(executor, names)
-        oracle_states = tables.OracleStates(line.runs, frozenset(names))
-        with capture:
+        states = tables.StateSink(out, line, frozenset(names))
+        with Capture(executor, names, states.captured):
             fold, runs = run(
                 model,
                 ids,
@@ -119,12 +121,12 @@ def _write_trace(options: RunOptions) -> Path:
                 executor,
                 progress=_Progress(options.verbosity),
                 foreign=foreign_tokens(ids, options.seed),
-                on_oracle=oracle_states.take,
+                on_oracle=states.oracle,
             )
         log.info("ran in %.1f s", time.perf_counter() - began)
+        # Only now is it known whether cached bytes changed.
         out.runs(runs)
         tables.write_fold(out, fold)
-        tables.write_states(out, line, capture, oracle_states)
     return path
 
 

@@ -17,8 +17,10 @@ Steps = list[list[tuple[str, torch.Tensor, dict[str, Any]]]]
 Writer = Callable[..., Path]
 
 
-def by_layout(folder: Path, steps: Steps, rank: int = 0, size: int = 1, dims: str | None = None) -> Path:
-    """Write one rank's dump in the dumper's layout; returns its folder."""
+def by_layout(
+    folder: Path, steps: Steps, rank: int = 0, size: int = 1, dims: str | None = None, pipeline: bool = False
+) -> Path:
+    """Write one rank's dump in the dumper's layout; returns its folder. pipeline: the ranks are stages of one."""
     out, index = folder / "exp", 0
     out.mkdir(parents=True, exist_ok=True)
     for step, dumped in enumerate(steps):
@@ -32,6 +34,8 @@ def by_layout(folder: Path, steps: Steps, rank: int = 0, size: int = 1, dims: st
                 "recompute_status": "disabled",
             } | tags
             parallel = {"tp_rank": rank, "tp_size": size, "pp_rank": 0, "pp_size": 1}
+            if pipeline:
+                parallel = {"tp_rank": 0, "tp_size": 1, "pp_rank": rank, "pp_size": size}
             meta = {**named, "world_rank": rank, "world_size": size, "sglang_parallel_info": parallel}
             meta |= {"dims": dims} if dims and "positions" not in name and "ids" not in name else {}
             file = "___".join(f"{key}={item}" for key, item in named.items())

@@ -5,12 +5,14 @@ import resource
 import pytest
 import torch
 
+from replayscope.inspector import cli, usecases
 from replayscope.inspector.capture import Capture, HookError, points_of
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.semantics import request
 from replayscope.model.reference import logits
+from replayscope.traces import TraceReader
 from tests import v41
 
 
@@ -86,3 +88,28 @@ def test_capture_changes_no_bit_of_the_run():
     plain = v41.rows(Executor(v41.model()), [request(v41.shape(), "full")])
     states = run(Executor(v41.model()), ["*"], arms=(("full", None),))
     assert torch.equal(plain[0]["logits"], states[0, "logits"].values)
+
+
+def test_states_reach_the_file_layer_by_layer(tmp_path, monkeypatch):
+    """An interrupted run keeps the states of the layers that were done (case C2)."""
+    out = tmp_path / "t.h5"
+    model = tmp_path / "m"
+    model.mkdir()
+    for name in ("plain/config.json", "weights/model.safetensors"):
+        (model / name.split("/")[1]).symlink_to(v41.ROOT / name)
+
+    def stop(self, done, total, what):
+        if what == "layer 5":
+            raise KeyboardInterrupt
+
+    words = ["record", "-m", str(model), "-p", "ids:" + ",".join(map(str, v41.ids().tolist())), "--arms", "full"]
+    words += ["--hooks", "layers.*.hidden", "-o", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(usecases._Progress, "__call__", stop)
+        assert cli.main(words) == 130
+    partial = TraceReader(tmp_path / "t.h5.partial")
+    assert not partial.complete and not out.exists()
+    assert [name for _, name in partial.states()] == [f"layers.{layer}.hidden" for layer in range(6)]
+    assert cli.main(words) == 0
+    assert len(TraceReader(out).states()) == v41.config().num_hidden_layers
+    assert not partial.path.exists()

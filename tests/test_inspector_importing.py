@@ -171,6 +171,7 @@ def two_ranks(tmp_path, *, second=True, dims=None, same=False, third=None):
         ({}, "differs between ranks; name the dimension that is split in the map: dims 't h[tp]'"),
         ({"second": False}, "1 of 2 ranks are here; if all hold the same, say so in the map"),
         ({"second": False, "dims": "t h"}, "hidden_size is 64; is it a shard of several?"),
+        ({"dims": "t h"}, "differs between ranks, though 't h' splits none of its dimensions"),
         ({"dims": "t h[tp:partial]"}, "dimension 'h[tp:partial]' cannot be joined"),
         ({"dims": "t[cp] h"}, "dimension 't[cp]' cannot be joined"),
         ({"dims": "b t h[tp]"}, "has 2 dimensions, and dims names 3"),
@@ -187,6 +188,23 @@ def test_shards_that_cannot_be_joined_are_refused(made, says, model, tmp_path, c
 def test_ranks_that_hold_the_same_are_one(model, tmp_path, capsys):
     folder = two_ranks(tmp_path, same=True)
     assert imported(capsys, folder, tmp_path / "t.h5", "-m", model)[0] == 0
+
+
+def test_stages_of_a_pipeline_hold_layers_of_their_own(model, tmp_path, capsys):
+    def stage(row) -> int | None:
+        return 1 if row[0] == "logits" else row[2]["layer_id"] // 6 if "layer_id" in row[2] else None
+
+    for rank in (0, 1):
+        steps = [[row for row in step if stage(row) in (None, rank)] for step in dumped()]
+        folder = by_layout(tmp_path, steps, rank, 2, pipeline=True)
+    code, _, err = imported(capsys, folder, tmp_path / "t.h5", "-m", model)
+    assert code == 0, err
+    found = comparison(TraceReader(model / "full.h5"), TraceReader(tmp_path / "t.h5"))
+    assert {row.name.split(".")[1] for row in found.rows if "." in row.name} == set(map(str, range(12)))
+    assert max(row.metrics["rel_l2"] for row in found.rows) < 1e-4
+    # Shards of the tensor-parallel ranks of one stage are not taken for stages.
+    other = by_layout(tmp_path / "tp", split(dumped(), 0), 0, 2)
+    assert imported(capsys, other, tmp_path / "u.h5", "-m", model)[0] == 2
 
 
 # --- vLLM and folders ---------------------------------------------------------------------------------------------

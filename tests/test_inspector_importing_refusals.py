@@ -144,6 +144,7 @@ def test_a_damaged_file(damage, work, tmp_path):
         ([("hidden", torch.ones(N, WIDTH, dtype=torch.uint8), {"layer_id": 0})], "name its dtype or its packed layout"),
         ([("hidden", torch.ones(N, WIDTH) * 1j, {"layer_id": 0})], "that is no plain array"),
         ([("hidden", torch.ones(N, WIDTH).to_sparse(), {"layer_id": 0})], "that is no plain array"),
+        ([("hidden", torch.ones(1).expand(1 << 20, 1 << 20), {"layer_id": 0})], "claims 4398046511104 bytes and"),
         ([("topk", torch.ones(N, 2), {"layer_id": 0})], "holds float32, not ids from -1 up"),
         ([hidden(), hidden()], "is a second tensor of rank 0; was it dumped twice?"),
         ([("positions", torch.arange(5), {}), hidden()], "has 12 rows, and there are 5 positions"),

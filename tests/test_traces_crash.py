@@ -106,7 +106,7 @@ def test_without_the_journal_a_kill_loses_the_file(tmp_path, monkeypatch):
             disk._write(self._fd, memoryview(held), page * disk._PAGE)
         os.ftruncate(self._fd, self.size)
         self._pages.clear()
-        self._committed = self.size
+        self.committed = self.size
 
     monkeypatch.setattr(disk.Disk, "commit", plain)
     log, done = recorded(tmp_path / "t.h5")

@@ -149,8 +149,14 @@ def test_a_chunk_larger_than_the_file_is_not_allocated(tmp_path):
         assert safe.unsafe(data, 63) == "claims chunks larger than the file"
 
 
-def test_a_compressed_bomb_is_refused_by_its_filter(path):
-    make = {"data": np.zeros(1 << 22, np.uint8), "compression": "gzip"}
+def test_a_compressed_bomb_is_not_unpacked(path):
+    make = {"data": np.zeros(1 << 27, np.uint8), "compression": "gzip", "chunks": (1 << 20,)}
+    change(path, "config", lambda at, name: at.create_dataset(name, **make))
+    refused(lambda: TraceReader(path).config, f"claims {1 << 27} bytes but the file holds")
+
+
+def test_a_filter_that_traces_do_not_use_is_refused(path):
+    make = {"data": np.zeros(1 << 12, np.uint8), "compression": "lzf"}
     change(path, "config", lambda at, name: at.create_dataset(name, **make))
     refused(lambda: TraceReader(path).config, "is stored with a filter that traces do not use")
 
@@ -183,13 +189,13 @@ def test_token_offsets_that_do_not_fit(path, offsets):
 
 def test_an_unknown_dtype_tag_is_refused(path):
     with h5py.File(path, "r+") as file:
-        file["states/0000/layers.000.window_kv"].attrs["logical_dtype"] = "float4"
+        file["states/0000/layers.000.window_kv"].attrs["logical_dtype"] = np.bytes_("float4")
     refused(lambda: TraceReader(path).state(0, "layers.0.window_kv"), "unknown dtype 'float4'")
 
 
 def test_a_tag_of_another_width_is_refused(path):
     with h5py.File(path, "r+") as file:
-        file["states/0000/layers.000.window_kv"].attrs["logical_dtype"] = "float8_e5m2"
+        file["states/0000/layers.000.window_kv"].attrs["logical_dtype"] = np.bytes_("float8_e5m2")
     refused(lambda: TraceReader(path).state(0, "layers.0.window_kv"), "does not fit its dtype tag")
 
 

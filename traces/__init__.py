@@ -8,6 +8,7 @@ from replayscope.traces.errors import (
     TraceLockedError,
     TraceVersionError,
 )
+from replayscope.traces.queued import QueuedWriter
 from replayscope.traces.reader import TraceReader
 from replayscope.traces.schema import SCHEMA_VERSION, THRESHOLDS, RowTable, RunInfo, State, Table, Tokens
 from replayscope.traces.writer import TraceWriter
@@ -15,6 +16,7 @@ from replayscope.traces.writer import TraceWriter
 __all__ = [
     "SCHEMA_VERSION",
     "THRESHOLDS",
+    "QueuedWriter",
     "ReplayScopeError",
     "RowTable",
     "RunInfo",

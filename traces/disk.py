@@ -36,7 +36,7 @@ class Disk:
         except BaseException:
             os.close(self._fd)
             raise
-        self.size = self._committed = self._at = 0
+        self.size = self.committed = self._at = 0
         self._pages: dict[int, bytearray] = {}
         self.error: OSError | None = None
 
@@ -68,7 +68,7 @@ class Disk:
     def write(self, data: bytes | memoryview) -> int:
         """Once a write has failed the rest is dropped: HDF5 must be able to close what will be rolled back."""
         data, at = memoryview(data).cast("B"), self._at
-        below = max(0, min(len(data), self._committed - at))
+        below = max(0, min(len(data), self.committed - at))
         if self.error is None:
             self._hold(at, data[:below])
             try:
@@ -81,7 +81,7 @@ class Disk:
 
     def truncate(self, size: int) -> int:
         # A file that shrinks below the last commit shrinks at the next one.
-        if self.error is None and size >= self._committed:
+        if self.error is None and size >= self.committed:
             try:
                 os.ftruncate(self._fd, size)
             except OSError as error:
@@ -98,20 +98,20 @@ class Disk:
             raise self.error
         pages = b"".join(_ENTRY.pack(page * _PAGE) + held for page, held in sorted(self._pages.items()))
         if pages:
-            start = max(self.size, self._committed)
+            start = max(self.size, self.committed)
             os.ftruncate(self._fd, start)  # the journal is found by the end of the file
             footer = _FOOTER.pack(self.size, len(pages), zlib.crc32(pages), _MAGIC)
             _write(self._fd, memoryview(pages + footer), start)
             _apply(self._fd, pages)
         os.ftruncate(self._fd, self.size)
         self._pages.clear()
-        self._committed = self.size
+        self.committed = self.size
 
     def rollback(self) -> None:
         """Forget everything since the last commit."""
         self._pages.clear()
-        self.error, self.size = None, self._committed
-        os.ftruncate(self._fd, self._committed)
+        self.error, self.size = None, self.committed
+        os.ftruncate(self._fd, self.committed)
 
     def sync(self) -> None:
         """Push the file to the disk."""
@@ -125,7 +125,7 @@ class Disk:
             page, skip = divmod(at, _PAGE)
             if page not in self._pages:
                 # Whole pages, the last one only as far as it is committed: behind that the file itself is written.
-                end = min(_PAGE, self._committed - page * _PAGE)
+                end = min(_PAGE, self.committed - page * _PAGE)
                 self._pages[page] = bytearray(os.pread(self._fd, end, page * _PAGE))
             count = min(len(data), len(self._pages[page]) - skip)
             self._pages[page][skip : skip + count] = data[:count]

@@ -18,7 +18,8 @@ from replayscope.traces.disk import LOCKED, recover
 from replayscope.traces.errors import TraceError, TraceFormatError, TraceLockedError, TraceVersionError
 from replayscope.traces.schema import FORMAT, SCHEMA_VERSION
 
-_FILTERS = {h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE}
+_FILTERS = {h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE}
+_SMALL, _DENSEST = 64 << 20, 64
 _MAX_DEPTH = 4
 
 
@@ -149,12 +150,20 @@ def unsafe(data: h5py.Dataset, file_size: int) -> str | None:
     for i in range(plist.get_nfilters()):
         if plist.get_filter(i)[0] not in _FILTERS:
             return "is stored with a filter that traces do not use"
+    stored = min(data.id.get_storage_size(), file_size)
+    packed = any(plist.get_filter(i)[0] == h5py.h5z.FILTER_DEFLATE for i in range(plist.get_nfilters()))
     claimed = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
-    if claimed > min(data.id.get_storage_size(), file_size):
-        return f"claims {claimed} bytes but the file holds {min(data.id.get_storage_size(), file_size)}"
-    if data.chunks and int(np.prod([int(n) for n in data.chunks], dtype=object)) * dtype.itemsize > file_size:
+    if bomb(claimed, stored) if packed and stored else claimed > stored:
+        return f"claims {claimed} bytes but the file holds {stored}"
+    chunk = int(np.prod([int(n) for n in data.chunks], dtype=object)) * dtype.itemsize if data.chunks else 0
+    if chunk > (_SMALL if packed else file_size):
         return "claims chunks larger than the file"
     return None
+
+
+def bomb(claimed: int, stored: int) -> bool:
+    """Whether so many compressed bytes may not be unpacked to so many: states never shrink like that, zeros do."""
+    return claimed > max(_SMALL, _DENSEST * stored)
 
 
 def dataset(group: h5py.Group, name: str) -> h5py.Dataset:

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ import numpy as np
 from replayscope.traces.disk import LOCKED, Disk
 from replayscope.traces.dtypes import BITVIEWS, storage_dtype
 from replayscope.traces.errors import TraceError, TraceExistsError, TraceLockedError
+from replayscope.traces.safe import bomb
 from replayscope.traces.schema import (
     FORMAT,
     KINDS,
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 256 * 1024  # large enough to stream, small enough that one row of one layer is read cheaply
 _STATE_ROWS = 64
+KEEP_FREE = 64 << 20  # bytes that a run leaves free on the disk, whatever is asked
 _LIBVER = ("v110", "v110")  # checksums on all metadata; read by HDF5 1.10 and newer
 
 
@@ -42,15 +45,26 @@ class TraceWriter:
 
     `header` first, then `runs`, then any number of tables, rows, states and texts, each once. Left by an exception, it
     keeps the unfinished file at `partial` and adds a note that says so; the file at `path` is touched only by the
-    final rename.
+    final rename. max_bytes: largest file; keep_free: bytes that the disk keeps free. The record that would break one
+    of them raises TraceError and leaves no trace. compression: of raw states, for mailing.
 
     Raises TraceExistsError if `path` exists and `force` is false, TraceLockedError if another process holds it or
     is recording to it, TraceError if its folder is missing or a write fails.
     """
 
-    def __init__(self, path: str | os.PathLike[str], force: bool = False):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        force: bool = False,
+        *,
+        max_bytes: int | None = None,
+        keep_free: int = 0,
+        compression: Literal["gzip"] | None = None,
+    ):
         self.path = Path(path)
         self.partial = self.path.with_name(self.path.name + ".partial")
+        self._max_bytes, self._keep_free = max_bytes, keep_free
+        self._compression: Literal["gzip"] | None = compression
         self._disk: Disk | None = None
         self._records = 0
         self._n_runs: int | None = None
@@ -116,10 +130,15 @@ class TraceWriter:
             _put(group, "offsets", np.cumsum([0, *map(len, texts)], dtype=np.int64))
 
     def runs(self, runs: Sequence[RunInfo]) -> None:
-        """All runs of the trace, in the order of the tables' first axis. Raises ValueError if they are misnumbered."""
+        """All runs of the trace, in the order of the tables' first axis. May be called again when more is known of the
+        same runs. Raises ValueError if they are misnumbered."""
         if [run.index for run in runs] != list(range(len(runs))):
             raise ValueError("runs are numbered 0, 1, 2 … in their order")
+        if self._n_runs not in (None, len(runs)):
+            raise ValueError(f"{len(runs)} runs replace {self._n_runs}: only the same runs can be told again")
         with self._record() as file:
+            if self._n_runs is not None:
+                del file["runs"]
             _put_json(file, "runs", [run.to_json() for run in runs])
         self._n_runs = len(runs)
 
@@ -172,10 +191,11 @@ class TraceWriter:
             raise ValueError(f"{name}: no run {run} among {self._n_runs}")
         stored = stored_name(name)
         row_bytes = max(1, array[:1].nbytes)
+        self._check_room(self._open().size + array.nbytes if self._compression is None else 0)
         with self._record() as file:
             group = file.require_group(f"states/{run:04d}")
             rows = max(1, min(_STATE_ROWS, 4 * _CHUNK_BYTES // row_bytes))
-            data = _put(group, stored, array, chunk=(rows, *array.shape[1:]))
+            data = _put(group, stored, array, chunk=(rows, *array.shape[1:]), compression=self._compression)
             _put_attribute(data, "logical_dtype", logical_dtype)
             _put_attribute(data, "encoding", "bitview" if logical_dtype in BITVIEWS else "native")
             _put(group, stored + ".positions", positions)
@@ -197,6 +217,17 @@ class TraceWriter:
             last = len(THRESHOLDS) if name in PER_THRESHOLD else len(table.buckets)
             if values.shape != (self._n_runs, layers, last):
                 raise ValueError(f"{point}: {name} is {values.shape}, want {(self._n_runs, layers, last)}")
+
+    def _check_room(self, size: int) -> None:
+        """Raises TraceError if a file of so many bytes is larger than allowed or leaves the disk too little."""
+        if self._max_bytes is not None and size > self._max_bytes:
+            raise TraceError(
+                f"{self.path} would be larger than the {self._max_bytes:,} bytes that --max-bytes allows; "
+                f"what was recorded is at {self.partial}"
+            )
+        grows = size - self._open().committed
+        if self._keep_free and (free := shutil.disk_usage(self.path.parent).free) - grows < self._keep_free:
+            raise TraceError(f"the disk of {self.path} has only {free:,} bytes free; make room or give another -o")
 
     def _open(self) -> Disk:
         if self._disk is None:
@@ -221,6 +252,7 @@ class TraceWriter:
         try:
             with h5py.File(disk, mode, libver=_LIBVER) as file:
                 yield file
+            self._check_room(disk.size)
             disk.commit()
         except BaseException:
             disk.rollback()
@@ -261,7 +293,13 @@ def _put_json(group: h5py.Group, name: str, value: Any) -> None:
     _put(group, name, _utf8(json.dumps(value, allow_nan=False)))
 
 
-def _put(group: h5py.Group, name: str, values: np.ndarray, chunk: tuple[int, ...] | None = None) -> h5py.Dataset:
+def _put(
+    group: h5py.Group,
+    name: str,
+    values: np.ndarray,
+    chunk: tuple[int, ...] | None = None,
+    compression: Literal["gzip"] | None = None,
+) -> h5py.Dataset:
     """A dataset with a checksum on every chunk; one without elements cannot have chunks."""
     values = np.ascontiguousarray(values)
     if values.dtype.kind not in "iuf":
@@ -272,7 +310,17 @@ def _put(group: h5py.Group, name: str, values: np.ndarray, chunk: tuple[int, ...
         rows = max(1, _CHUNK_BYTES // max(1, values[:1].nbytes))
         chunk = (rows, *values.shape[1:])
     chunk = tuple(min(want, have) for want, have in zip(chunk, values.shape, strict=True))
-    return group.create_dataset(name, data=values, chunks=chunk, fletcher32=True)
+    if compression is None:
+        return group.create_dataset(name, data=values, chunks=chunk, fletcher32=True)
+    packed = group.create_dataset(
+        name, data=values, chunks=chunk, fletcher32=True, shuffle=True, compression=compression, compression_opts=1
+    )
+    group.file.flush()
+    if bomb(values.nbytes, packed.id.get_storage_size()):
+        # A reader cannot tell it from a file made to exhaust its memory.
+        del group[name]
+        return _put(group, name, values, chunk)
+    return packed
 
 
 def _refuse_if_locked(path: Path, shown: Path) -> None:

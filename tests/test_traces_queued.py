@@ -1,0 +1,187 @@
+"""Writing beside computing: one thread, bounded memory, errors that reach the caller, limits kept while running."""
+
+import os
+import shutil
+import threading
+import time
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+
+from replayscope.traces import QueuedWriter, TraceError, TraceReader, TraceWriter, disk, writer
+from tests import small
+from tests.test_traces_crash import failing
+
+STATE = np.zeros((256, 256), np.float32)  # 256 KiB
+PARTIAL = ["the trace is partial: its writer did not finish"]
+
+
+def begin(out: QueuedWriter | TraceWriter) -> None:
+    out.header(config={}, provenance={}, tokens=small.TOKENS)
+    out.runs(small.RUNS)
+
+
+def state(out: QueuedWriter | TraceWriter, layer: int, array: np.ndarray = STATE) -> None:
+    out.state(0, f"layers.{layer}.hidden", np.arange(len(array)), array, "float32")
+
+
+def test_the_queue_writes_what_the_writer_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(small, "TraceWriter", lambda path, force: QueuedWriter(TraceWriter(path, force)))
+    small.small_trace(tmp_path / "t.h5")
+    small.check(TraceReader(tmp_path / "t.h5"))
+    assert os.listdir(tmp_path) == ["t.h5"]
+
+
+def test_one_thread_makes_every_call_to_hdf5_and_ends(tmp_path, monkeypatch):
+    threads = set()
+    real = h5py.File
+
+    def file(*words, **options):
+        threads.add(threading.current_thread().name)
+        return real(*words, **options)
+
+    monkeypatch.setattr(writer.h5py, "File", file)
+    with QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
+        begin(out)
+        state(out, 0)
+    assert threads == {"trace writer"}
+    assert "trace writer" not in {thread.name for thread in threading.enumerate()}
+
+
+def most_waiting(tmp_path, monkeypatch, pending: int) -> tuple[int, float, float]:
+    """Bytes that waited at most, seconds of the slow disk, and seconds that the caller was held up by 12 records."""
+    slow = 0.02
+    real = TraceWriter.state
+
+    def crawl(self, *words):
+        time.sleep(slow)
+        real(self, *words)
+
+    monkeypatch.setattr(TraceWriter, "state", crawl)
+    most = 0
+    with QueuedWriter(TraceWriter(tmp_path / "t.h5", force=True), pending) as out:
+        begin(out)
+        out.flush()
+        began = time.perf_counter()
+        for layer in range(12):
+            state(out, layer)
+            most = max(most, out._bytes)
+        held = time.perf_counter() - began
+    assert len(TraceReader(tmp_path / "t.h5").states()) == 12
+    return most, 12 * slow, held
+
+
+def test_a_slow_disk_holds_the_caller_up_before_memory_grows(tmp_path, monkeypatch):
+    most, spent, held = most_waiting(tmp_path, monkeypatch, 3 * STATE.nbytes)
+    assert most <= 3 * STATE.nbytes and held > spent / 2
+    most, spent, held = most_waiting(tmp_path, monkeypatch, STATE.nbytes // 2)
+    assert most == STATE.nbytes, "a record larger than the queue waits alone"
+
+
+def test_without_a_bound_more_waits(tmp_path, monkeypatch):
+    most, _, _ = most_waiting(tmp_path, monkeypatch, 1 << 40)
+    assert most > 3 * STATE.nbytes
+
+
+def test_an_error_of_the_thread_reaches_the_caller(tmp_path, monkeypatch):
+    out = QueuedWriter(TraceWriter(tmp_path / "t.h5"))
+    with pytest.raises(TraceError, match="No space left on device"), out:
+        begin(out)
+        out.flush()
+        monkeypatch.setattr(disk.os, "pwrite", failing(600_000))
+        for layer in range(1000):
+            state(out, layer)
+    trace = TraceReader(out.writer.partial)
+    assert not out.writer.path.exists() and [name for _, name in trace.states()] == [
+        "layers.0.hidden",
+        "layers.1.hidden",
+    ]
+    assert trace.verify() == PARTIAL
+    monkeypatch.undo()
+    with QueuedWriter(TraceWriter(tmp_path / "t.h5")) as again:
+        begin(again)
+    assert os.listdir(tmp_path) == ["t.h5"]
+
+
+def test_a_wrong_record_is_told_and_the_file_is_not_finished(tmp_path):
+    with pytest.raises(ValueError, match="no run 7"), QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
+        begin(out)
+        out.state(7, "embed", np.arange(1), np.zeros((1, 2)), "float64")
+    assert os.listdir(tmp_path) == ["t.h5.partial"]
+    assert TraceReader(tmp_path / "t.h5.partial").verify() == PARTIAL
+
+
+def test_interrupted_it_writes_what_waits_and_says_so(tmp_path):
+    with pytest.raises(KeyboardInterrupt) as raised, QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
+        begin(out)
+        for layer in range(5):
+            state(out, layer)
+        raise KeyboardInterrupt
+    assert any("t.h5.partial" in note for note in raised.value.__notes__)
+    assert len(TraceReader(tmp_path / "t.h5.partial").states()) == 5 and not (tmp_path / "t.h5").exists()
+
+
+@pytest.mark.parametrize("kind", [TraceWriter, lambda inner: QueuedWriter(inner)])
+def test_the_largest_size_is_kept_while_running(tmp_path, kind):
+    limit = 1 << 20
+    make = (lambda inner: inner) if kind is TraceWriter else kind
+    inner = TraceWriter(tmp_path / "t.h5", max_bytes=limit)
+    with pytest.raises(TraceError, match="larger than the 1,048,576 bytes that --max-bytes allows"), make(inner) as out:
+        begin(out)
+        for layer in range(20):
+            state(out, layer)
+    assert inner.partial.stat().st_size <= limit
+    assert 2 <= len(TraceReader(inner.partial).states()) < 4
+    with TraceWriter(tmp_path / "t.h5") as out:
+        begin(out)
+        for layer in range(20):
+            state(out, layer)
+    assert (tmp_path / "t.h5").stat().st_size > limit
+
+
+def test_the_disk_keeps_something_free(tmp_path, monkeypatch):
+    free = [1 << 30]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    out = TraceWriter(tmp_path / "t.h5", keep_free=1 << 20)
+    with pytest.raises(TraceError, match="has only 1,100,000 bytes free"), out:
+        begin(out)
+        state(out, 0)
+        free[0] = 1_100_000
+        state(out, 1)
+    assert [name for _, name in TraceReader(out.partial).states()] == ["layers.0.hidden"]
+
+
+def test_runs_can_be_told_again_and_only_the_same_ones(tmp_path):
+    with TraceWriter(tmp_path / "t.h5") as out:
+        out.header(config={}, provenance={}, tokens=small.TOKENS)
+        out.runs(small.RUNS[:1])
+        state(out, 0)
+        out.runs([small.FULL.__class__(**{**small.FULL.to_json(), "cached_changed": 3})])
+        with pytest.raises(ValueError, match="2 runs replace 1"):
+            out.runs(small.RUNS)
+    assert TraceReader(tmp_path / "t.h5").runs[0].cached_changed == 3
+    assert TraceReader(tmp_path / "t.h5").verify() == []
+
+
+def test_compressed_states_are_smaller_and_the_same(tmp_path):
+    values = np.repeat(np.arange(256, dtype=np.float32)[:, None], 256, axis=1)
+    for name, compression in (("plain.h5", None), ("packed.h5", "gzip")):
+        with TraceWriter(tmp_path / name, compression=compression) as out:
+            begin(out)
+            state(out, 0, values)
+    plain, packed = (TraceReader(tmp_path / name) for name in ("plain.h5", "packed.h5"))
+    assert packed.verify() == [] and packed.path.stat().st_size < plain.path.stat().st_size / 2
+    small.same(packed.state(0, "layers.0.hidden").bits, plain.state(0, "layers.0.hidden").bits)
+
+
+def test_a_state_that_would_look_like_a_bomb_is_stored_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("replayscope.traces.safe._SMALL", 1 << 10)
+    with TraceWriter(tmp_path / "t.h5", compression="gzip") as out:
+        begin(out)
+        state(out, 0)
+    trace = TraceReader(tmp_path / "t.h5")
+    assert trace.verify() == [] and (trace.state(0, "layers.0.hidden").values == 0).all()
+    with h5py.File(trace.path) as file:
+        assert file["states/0000/layers.000.hidden"].compression is None

@@ -1,0 +1,144 @@
+"""Writing while something else computes: one thread makes every call to HDF5, and what waits for it is bounded."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from replayscope.traces.schema import RunInfo, Table, Tokens
+from replayscope.traces.writer import TraceWriter
+
+PENDING = 64 << 20  # bytes that may wait: a few layers of states
+
+
+class QueuedWriter:
+    """The methods of a TraceWriter; each returns when its record is queued, and waits while the queue is full.
+
+    Arrays are handed over: the caller must not change them afterwards. pending: bytes that may wait at once; a larger
+    record waits alone. The first error of the thread is raised in the caller by its next call, at the latest at the end
+    of the `with` block, and nothing is written after it. Records are written in the order of the calls.
+    """
+
+    def __init__(self, writer: TraceWriter, pending: int = PENDING):
+        self.writer = writer
+        self._limit = pending
+        self._waiting: deque[tuple[Callable[[], object], int]] = deque()
+        self._bytes = 0
+        self._error: BaseException | None = None
+        self._ended = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="trace writer", daemon=True)
+
+    def __enter__(self) -> "QueuedWriter":
+        self._thread.start()
+        self._put(self.writer.__enter__, 0)
+        try:
+            self.flush()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.flush()
+                self._put(lambda: self.writer.__exit__(None, None, None), 0)
+                self.flush()
+        except BaseException as failed:
+            self._abandon(failed)
+            raise
+        else:
+            if error is not None:
+                self._abandon(error)
+        finally:
+            self._end()
+
+    def header(self, *, config: Mapping[str, Any], provenance: Mapping[str, Any], tokens: Tokens) -> None:
+        """As TraceWriter.header."""
+        self._put(lambda: self.writer.header(config=config, provenance=provenance, tokens=tokens), 0)
+
+    def runs(self, runs: Sequence[RunInfo]) -> None:
+        """As TraceWriter.runs."""
+        self._put(lambda: self.writer.runs(runs), 0)
+
+    def table(self, reference: str, point: str, table: Table) -> None:
+        """As TraceWriter.table."""
+        size = sum(values.nbytes for values in table.arrays.values())
+        self._put(lambda: self.writer.table(reference, point, table), size)
+
+    def rows(
+        self, reference: str, point: str, offsets: np.ndarray, position: np.ndarray, arrays: Mapping[str, np.ndarray]
+    ) -> None:
+        """As TraceWriter.rows."""
+        size = sum(values.nbytes for values in arrays.values())
+        self._put(lambda: self.writer.rows(reference, point, offsets, position, arrays), size)
+
+    def state(self, run: int, name: str, positions: np.ndarray, array: np.ndarray, logical_dtype: str) -> None:
+        """As TraceWriter.state."""
+        self._put(lambda: self.writer.state(run, name, positions, array, logical_dtype), array.nbytes)
+
+    def text(self, name: str, text: str) -> None:
+        """As TraceWriter.text."""
+        self._put(lambda: self.writer.text(name, text), len(text))
+
+    def flush(self) -> None:
+        """Wait until every record queued so far is in the file. Raises the thread's error."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or not self._waiting)
+            self._raise()
+
+    def _put(self, call: Callable[[], object], size: int) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error is not None or not self._waiting or self._bytes + size <= self._limit
+            )
+            self._raise()
+            self._waiting.append((call, size))
+            self._bytes += size
+            self._changed.notify_all()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended or self._waiting)
+                if not self._waiting:
+                    return
+                call, size = self._waiting[0]
+            try:
+                call()
+            except BaseException as error:
+                with self._changed:
+                    self._error = error
+                    self._waiting.clear()
+                    self._changed.notify_all()
+            else:
+                # A record counts as waiting until it is written: its bytes are still in memory.
+                with self._changed:
+                    self._waiting.popleft()
+                    self._bytes -= size
+                    self._changed.notify_all()
+
+    def _abandon(self, error: BaseException) -> None:
+        """Leave the file as the error found it: what was queued is written first, unless writing is what failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+            self._error = None
+            self._waiting.append((lambda: self.writer.__exit__(type(error), error, error.__traceback__), 0))
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._waiting)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._thread.join()
