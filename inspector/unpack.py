@@ -1,7 +1,7 @@
 """Packed rows of a V4.1 cache as numbers: window KV, main KV and index keys.
 
 A row is its numbers and then its scales. Engines keep rows in pages: the numbers of all of a page's rows, then the
-scales of all of them, then what fills the page up (SGLang's kv_layout.py and torch_quant.py, layouts V41 and V41_FP4).
+scales of all of them, then what fills the page up (SGLang's dsv4/kv_layout.py, torch_quant.py, rope_pack_indexer.py).
 Every number times its scale is exact in float32, as far as that has the exponent.
 
     name     bytes  numbers              scales

@@ -132,6 +132,20 @@ def test_what_opens_a_trace_loads_no_torch(path):
     assert not {"torch", "triton"} & loaded(path)
 
 
+def test_pickles_are_opened_in_one_place_and_as_plain_tensors_only():
+    """torch.load and numpy's pickles run code from a file unless they are told not to."""
+    found = {}
+    for path in sources(*FOLDERS):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load", "pickle.load"):
+                told = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                found.setdefault(module_of(path), []).append((ast.unparse(node.func), told))
+    assert set(found) <= {"inspector.dumps"}, found
+    for function, told in found["inspector.dumps"]:
+        asked = {"torch.load": ("weights_only", "True"), "np.load": ("allow_pickle", "False")}[function]
+        assert told.get(asked[0]) == asked[1], function
+
+
 def test_tests_and_benchmarks_use_the_packaged_names():
     for path in sources("tests", "benchmarks"):
         bare = [name for name, _ in imports(path) if name.split(".")[0] in FOLDERS]
