@@ -3,6 +3,7 @@
 Nothing here runs code from a file: .pt files are read as plain tensors only (weights_only), .npy without pickles.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,9 @@ def _sglang(folder: Path) -> Iterator[Item]:
 
 def _load_pt(path: Path, tags: Mapping[str, str]) -> Loaded:
     try:
-        data = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file that is damaged anyway
+            data = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # Which exception depends on what the file is: cut short, no archive, or a pickle that names other code.
         reason = " ".join(str(error).split("\n")[0].split())[:100] or type(error).__name__
@@ -206,8 +209,11 @@ def _npy(path: Path) -> Item:
     def load() -> Loaded:
         try:
             # Mapped, so that a header cannot ask for more memory than the file has bytes.
-            values = np.array(np.load(path, mmap_mode="r", allow_pickle=False))
-        except (ValueError, OSError, EOFError) as error:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                values = np.array(np.load(path, mmap_mode="r", allow_pickle=False))
+        except Exception as error:
+            # The header is Python text, and numpy lets through whatever its parser raises.
             raise UsageError(f"{path} is no plain .npy array: {error}") from None
         if values.dtype.kind == "V":  # how numpy writes bf16 and fp8
             values = values.view(f"u{values.dtype.itemsize}")
