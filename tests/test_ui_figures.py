@@ -93,7 +93,7 @@ def test_a_planted_row_is_red_at_its_position(tmp_path):
     fault = Plant("encoder", 40, "window_kv", 0, 45, 0.7, "oracle")
     synthetic_trace(tmp_path / "t.h5", n_tokens=64, window=8, layers=5, cuts=CUTS, plant=fault)
     trace = TraceReader(tmp_path / "t.h5")
-    run = pick(trace.runs, "encoder").at(40).index
+    run = pick(trace, "encoder").at(40).index
     for reference in ("oracle", "full"):
         made = chart(trace, "position-layer", run=run, reference=reference)
         rows, columns = np.where(made.grid.kind == BUG)
@@ -103,7 +103,7 @@ def test_a_planted_row_is_red_at_its_position(tmp_path):
 
 
 def test_the_exact_region_is_drawn_where_the_run_says(trace):
-    run = pick(trace.runs, "encoder").at(24)
+    run = pick(trace, "encoder").at(24)
     made = chart(trace, "position-layer", run=run.index)
     assert made.outline == tuple(tuple((float(a), float(b)) for a, b in region) for region in run.exact_in)
     inside = made.grid.kind[made.grid.exact]
@@ -114,7 +114,7 @@ def test_the_exact_region_is_drawn_where_the_run_says(trace):
 
 
 def test_bins_cover_the_run_when_no_rows_were_kept(trace):
-    run = pick(trace.runs, "encoder").at(24)
+    run = pick(trace, "encoder").at(24)
     made = chart(trace, "position-layer", run=run.index, point="attn_in")
     assert made.grid.start[0] == 16 and made.grid.stop[-1] == 64
     assert (made.grid.start[1:] == made.grid.stop[:-1]).all()
@@ -205,21 +205,51 @@ def test_the_two_designs_never_share_a_figure():
     hits = [run.index for run in trace.runs if run.arm == "hit"]
     for run in encoders:
         trace.change(run, stop=trace.runs[run].cut + 8)
-    assert pick(trace.runs, "encoder").design == "after" and pick(trace.runs, "hit").design == "fixed"
+    assert pick(trace, "encoder").design == "after" and pick(trace, "hit").design == "fixed"
     assert "suffix 8 rows · design after" in chart(trace, "cut-layer", arm="encoder").sentence
     made = chart(trace, "logits-kl")
     assert [line.label for line in made.lines] == ["encoder"]
     assert any("left out: hit" in note for note in made.notes)
     trace.change(encoders[0], stop=trace.runs[hits[0]].stop)
-    assert pick(trace.runs, "encoder").design == "mixed"
+    assert pick(trace, "encoder").design == "mixed"
     assert "do not compare" in chart(trace, "cut-layer", arm="encoder").title
+
+
+@pytest.mark.parametrize("name", ["cut-layer", "position-layer", "reach", "logits-kl"])
+def test_suffix_and_design_are_those_of_the_recording(name):
+    trace = memory()
+    whole = chart(trace, name)
+    assert "suffix all · design fixed" in whole.sentence and whole.meta["suffix"] is None
+    # One cut does not tell a suffix of 8 from all that follows.
+    trace.provenance |= {"suffix": 8, "design": "after"}
+    made = chart(trace, name)
+    assert "suffix 8 rows · design after" in made.sentence
+    assert (made.meta["suffix"], made.meta["design"]) == (8, "after")
+    for odd in ({"suffix": [8]}, {"suffix": -1}, {"suffix": True}, {"design": None}, {"design": {}}):
+        trace.provenance = {**trace.provenance, "suffix": 8, "design": "after"} | odd
+        assert "suffix all · design fixed" in chart(trace, name).sentence, "what is not understood is not repeated"
+
+
+def test_a_run_without_a_cut_has_no_suffix():
+    trace = memory()
+    trace.provenance |= {"suffix": 8, "design": "after"}
+    assert "suffix all · design fixed" in chart(trace, "position-layer", run=trace.run("rechunk")).sentence
+
+
+def test_the_suffix_of_one_position_map_is_that_of_its_arm():
+    trace = memory(cuts=(16, 24))
+    for run in list(trace.runs):
+        if run.arm == "encoder":
+            trace.change(run.index, stop=run.cut + 8)
+    made = chart(trace, "position-layer", run=trace.run("encoder"))
+    assert "suffix 8 rows · design after" in made.sentence, "the provenance says nothing, the other cut does"
 
 
 def test_after_design_may_end_at_the_end_of_the_text():
     trace = memory(cuts=(9, 16, 44))
     for run in [run.index for run in trace.runs if run.arm == "encoder"]:
         trace.change(run, stop=min(48, trace.runs[run].cut + 8))
-    assert pick(trace.runs, "encoder").design == "after"
+    assert pick(trace, "encoder").design == "after"
 
 
 def test_an_arm_without_a_cut_is_one_column(trace):

@@ -9,10 +9,11 @@ import numpy as np
 
 from replayscope.inspector import verdict
 from replayscope.inspector.classes import downstream, headline, region_floor
+from replayscope.inspector.errors import UsageError
 from replayscope.inspector.metrics import ENTERING, METRICS, metric, metrics_of
 from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
-from replayscope.traces.schema import SINGLE_POINTS, RunInfo, Table
+from replayscope.traces.schema import POINTS, RunInfo, Table
 from replayscope.ui.grid import ABSENT, BUG, DESIGN, FLIP, IDENTICAL, NOISE, Grid
 from replayscope.ui.scale import Scale, fit
 from replayscope.ui.series import NOISE_ARMS
@@ -21,10 +22,23 @@ from replayscope.ui.words import metric_words
 DIFFERS = (DESIGN, FLIP, BUG)
 
 
+def checked_points(trace: TraceReader, reference: str | None = None) -> list[str]:
+    """Hook points compared with a reference, or with the first one. Raises UsageError if there is none."""
+    references = trace.references()
+    if not references:
+        raise UsageError(f"{trace.path}: /divergence is empty: no run was compared with another")
+    reference = references[0] if reference is None else choose("reference", reference, references)
+    if not (points := trace.points(reference)):
+        raise UsageError(f"{trace.path}: /divergence/{reference} is empty: no hook point was compared")
+    return points
+
+
 def checked_table(trace: TraceReader, reference: str, point: str, metric_name: str, bucket: str) -> Table:
     """The table of a point, after every name was checked. Raises UsageError with the valid names."""
-    choose("reference", reference, trace.references())
-    choose("hook point", point, trace.points(reference))
+    points = checked_points(trace, reference)
+    if point in POINTS and point not in points:
+        raise UsageError(f"{trace.path}: /divergence/{reference} has no {point}; it has {', '.join(points)}")
+    choose("hook point", point, points)
     table = trace.table(reference, point)
     choose(f"metric of {point}", metric_name, metrics_of(table))
     choose("region", bucket, list(table.buckets))
@@ -69,8 +83,8 @@ def claims(trace: TraceReader, point: str) -> np.ndarray:
     return np.isfinite(verdict.bound(trace, point))
 
 
-def inside(run: RunInfo, point: str, layer: int, bucket: str) -> bool:
-    """Whether every row of a region lies in the exact region of a run."""
+def inside(run: RunInfo, point: str, layer: int, layers: int, bucket: str) -> bool:
+    """Whether every row of a region lies in the exact region of a run; `layers`: of the point's table."""
     cut = run.start if run.cut is None else run.cut
     spans = {
         "window": (max(run.start, cut - run.window), cut), "suffix": (cut, run.stop), "last": (run.stop - 1, run.stop),
@@ -79,7 +93,7 @@ def inside(run: RunInfo, point: str, layer: int, bucket: str) -> bool:
     if bucket not in spans:
         return bucket == "exact"
     first, stop = spans[bucket]
-    region = regions(run, point, 1 if point in SINGLE_POINTS else len(run.exact_in))[layer]
+    region = regions(run, point, layers)[layer]
     return first < stop and any(a <= first and stop <= b for a, b in region)
 
 

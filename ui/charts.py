@@ -25,10 +25,10 @@ from replayscope.ui.cells import (
     settle,
 )  # fmt: skip
 from replayscope.ui.grid import ABSENT, BUG, IDENTICAL, Grid, MapChart
-from replayscope.ui.series import Series, pick
+from replayscope.ui.series import Series, pick, series
 from replayscope.ui.theme import count, plural
 from replayscope.ui.titles import cut_title, position_title, reach_title
-from replayscope.ui.words import POINT_WORDS, REGION_WORDS, against, context, metric_words
+from replayscope.ui.words import POINT_WORDS, REGION_WORDS, against, context, metric_words, suffix_and_design
 
 
 def cut_layer_chart(
@@ -43,12 +43,13 @@ def cut_layer_chart(
 
     arm: label of a series, None for the first. Raises UsageError on unknown names.
     """
-    one, table = pick(trace.runs, arm), checked_table(trace, reference, point, metric_name, bucket)
+    one, table = pick(trace, arm), checked_table(trace, reference, point, metric_name, bucket)
     runs = [run.index for run in one.runs]
     b = table.bucket(bucket)
     value = metric(table, metric_name)[runs, :, b].T
-    exact = np.array([[inside(run, point, layer, bucket) for run in one.runs] for layer in range(value.shape[0])])
-    exact = exact.reshape(value.shape)
+    layers = value.shape[0]
+    exact = [[inside(run, point, layer, layers, bucket) for run in one.runs] for layer in range(layers)]
+    exact = np.array(exact, bool).reshape(value.shape)
     kind = classes(trace, reference, point)[runs, :, b].T
     wrong = classes(trace, reference, point)[runs, :, table.bucket("exact")].T == BUG
     kind = np.where(wrong & exact & np.isin(kind, DIFFERS), BUG, kind)
@@ -89,11 +90,12 @@ def position_layer_chart(
     """
     table = checked_table(trace, reference, point, metric_name, "all")
     if run is None:
-        run = _middle(pick(trace.runs, arm)).index
+        run = _middle(pick(trace, arm)).index
     if not 0 <= run < len(trace.runs):
         raise UsageError(f"no run {run}; the runs of this trace are 0 to {len(trace.runs) - 1}")
     info = trace.runs[run]
-    one = Series(info.arm, info.arm, info.semantics, info.replay, (info,))
+    alone = Series(info.arm, info.arm, info.semantics, info.replay, (info,))
+    one = next((s for s in series(trace.runs) if info in s.runs), alone)
     if point in trace.row_points(reference):
         grid = row_grid(trace, info, point, metric_name, reference)
         note = "one column per position"
@@ -128,7 +130,7 @@ def reach_chart(
     reference: str = "full",
 ) -> MapChart:
     """x = distance from the replay start, y = layer, colour = the largest value over all cuts beyond the window."""
-    one, table = pick(trace.runs, arm), checked_table(trace, reference, point, metric_name, "all")
+    one, table = pick(trace, arm), checked_table(trace, reference, point, metric_name, "all")
     runs = [run for run in one.runs if run.start > 0] or list(one.runs)
     index = [run.index for run in runs]
     bins = [(i, *map(int, name[2:].split("-"))) for i, name in enumerate(table.buckets) if name.startswith("d:")]
@@ -176,9 +178,10 @@ def _notes(one: Series) -> tuple[str, ...]:
 
 
 def _meta(trace: TraceReader, one: Series, point: str, metric_name: str, bucket: str, reference: str) -> dict:
+    suffix, design = suffix_and_design(trace, one)
     return {
         "trace": trace.path.name, "arm": one.arm, "semantics": one.semantics, "replay": one.replay,
-        "design": one.design, "suffix": one.suffix, "point": point, "metric": metric_name,
+        "design": design, "suffix": suffix, "point": point, "metric": metric_name,
         "unit": METRICS[metric_name].unit, "region": bucket,
         "reference": reference, "tokens": len(trace.tokens.ids), "window": one.runs[0].window,
     }  # fmt: skip

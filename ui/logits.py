@@ -14,7 +14,7 @@ from replayscope.ui.lines import Line, LineChart
 from replayscope.ui.series import NOISE_ARMS, Series, series
 from replayscope.ui.theme import count
 from replayscope.ui.titles import logits_title
-from replayscope.ui.words import against, metric_words, suffix_words
+from replayscope.ui.words import against, metric_words, suffix_and_design, suffix_words
 
 # Metrics of the logits that a line can show: the mean over the suffix, and the largest row beside it.
 LINE_METRICS = {"kl": "kl_max", "kl_rev": "kl_rev_max", "js": "js_max"}
@@ -46,14 +46,15 @@ def logits_chart(
         notes.append(f"of another design and left out: {', '.join(left)}")
     unit = METRICS[metric_name].unit
     about = f"{metric_words(metric_name)} of the logits against {against(reference)}"
-    context = [suffix_words(head)] if head else []
+    context = [suffix_words(trace, head)] if head else []
+    suffix, design = suffix_and_design(trace, head) if head else (None, None)
     return LineChart(
         title=logits_title(lines, cuts, unit),
         sentence=" · ".join([about, *context, f"N {count(len(trace.tokens.ids))}", f"W {count(trace.runs[0].window)}"]),
         notes=tuple(notes),
         meta={
             "trace": trace.path.name, "point": "logits", "metric": metric_name, "unit": unit, "region": "suffix",
-            "reference": reference, "design": head.design if head else None, "suffix": head.suffix if head else None,
+            "reference": reference, "design": design, "suffix": suffix,
             "arms": [s.label for s in same], "tokens": len(trace.tokens.ids), "window": trace.runs[0].window,
         },
         cuts=tuple(cuts),

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from replayscope.inspector.errors import UsageError
 from replayscope.inspector.names import choose
+from replayscope.traces import TraceReader
 from replayscope.traces.schema import RunInfo
 from replayscope.ui.theme import count
 
@@ -86,14 +88,15 @@ def series(runs: Sequence[RunInfo]) -> list[Series]:
     return sorted(found, key=_place)
 
 
-def pick(runs: Sequence[RunInfo], label: str | None = None) -> Series:
-    """The series of a label, or the first one. Raises UsageError with the labels that are there."""
-    found = series(runs)
+def pick(trace: TraceReader, label: str | None = None) -> Series:
+    """The series of a label, or the first one. Raises UsageError with the labels that are there, or without any."""
+    found = series(trace.runs)
+    if not found:
+        raise UsageError(f"{trace.path}: /runs holds no arm but full; record at least one other arm")
     labels = [one.label for one in found]
-    if label is None and found:
+    if label is None:
         return found[0]
-    choose("arm", label or "", labels)
-    return found[labels.index(label or "")]
+    return found[labels.index(choose("arm", label, labels))]
 
 
 def _place(one: Series) -> tuple[int, str, str, int]:

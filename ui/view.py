@@ -59,7 +59,7 @@ def menus(trace: TraceReader, asked: Choice) -> Menus:
     table = trace.table(reference, point)
     metrics = metrics_of(table)
     regions = [r for r in REGIONS if r in table.buckets]
-    cuts = pick(trace.runs, arm).cuts
+    cuts = pick(trace, arm).cuts
     cut = min(cuts, key=lambda c: abs(c - asked.cut)) if asked.arm else cuts[_opening(found[0], cuts)]
     region = _one(asked.region, regions, "window")
     choice = Choice(asked.trace, arm, reference, point, region, _one(asked.metric, metrics, "rel_l2"), cut)
@@ -95,7 +95,7 @@ def cut_map(library: Library, c: Choice) -> str:
 
 def position_map(library: Library, c: Choice) -> str:
     """The position × layer figure of the chosen cut, as JSON."""
-    run = pick(library.open(c.trace).runs, c.arm).at(c.cut).index
+    run = pick(library.open(c.trace), c.arm).at(c.cut).index
     what = ("position", run, c.reference, c.point, c.metric)
     return library.cached(c.trace, what, lambda t: figure_json(position_layer(t, run, c.point, c.metric, c.reference)))
 
@@ -110,4 +110,4 @@ def logits(library: Library, name: str) -> str:
 
 def has_cut(library: Library, c: Choice) -> bool:
     """Whether the chosen arm depends on the cut."""
-    return pick(library.open(c.trace).runs, c.arm).has_cut
+    return pick(library.open(c.trace), c.arm).has_cut

@@ -86,10 +86,23 @@ def against(reference: str) -> str:
     return "its oracle" if reference == "oracle" else "the full prefill"
 
 
-def suffix_words(one: Series) -> str:
+def suffix_and_design(trace: TraceReader, one: Series) -> tuple[int | None, str]:
+    """Rows run from a cut on (None for all of them) and the design, as the trace was recorded.
+
+    Runs tell it only where several cuts are there, so that they are asked where the provenance says nothing, where they
+    follow no single design, and of an arm without a cut, which runs to the end.
+    """
+    suffix, design = trace.provenance.get("suffix"), trace.provenance.get("design")
+    known = suffix == "all" or (isinstance(suffix, int) and not isinstance(suffix, bool) and suffix > 0)
+    if known and design in ("fixed", "after") and one.has_cut and one.design != "mixed":
+        return (None if suffix == "all" else suffix), design
+    return one.suffix, one.design
+
+
+def suffix_words(trace: TraceReader, one: Series) -> str:
     """Suffix and design of a series, which no figure may leave out."""
-    rows = one.suffix
-    return f"suffix {'all' if rows is None else f'{count(rows)} rows'} · design {one.design}"
+    rows, design = suffix_and_design(trace, one)
+    return f"suffix {'all' if rows is None else f'{count(rows)} rows'} · design {design}"
 
 
 def context(trace: TraceReader, one: Series, run: RunInfo | None = None) -> str:
@@ -98,5 +111,5 @@ def context(trace: TraceReader, one: Series, run: RunInfo | None = None) -> str:
     parts = [f"arm {one.arm}"]
     if one.replay is not None and one.arm not in ("hit",):
         parts.append(f"replay {count(one.replay)}")
-    parts += [suffix_words(one), f"N {count(len(trace.tokens.ids))}", f"W {count(info.window)}", info.semantics]
+    parts += [suffix_words(trace, one), f"N {count(len(trace.tokens.ids))}", f"W {count(info.window)}", info.semantics]
     return " · ".join(parts)
