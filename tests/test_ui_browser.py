@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import h5py
 import pytest
 
 from replayscope.inspector.errors import UsageError
@@ -192,16 +194,81 @@ def test_two_visitors_do_not_see_each_others_choices(browser, url):
         assert watched.complaints == []
 
 
-def test_a_broken_trace_is_one_line_without_a_path(watched, url, root):
-    (root / "broken.h5").write_bytes(b"no trace at all")
+def nothing_but_one_line(page, name: str, root: Path) -> str:
+    """Waits until only the line about a trace is left, and checks that nothing of another one is."""
+    page.wait_for_function(
+        "name => (document.querySelector('#rs-summary .rs-empty') || {}).textContent?.includes(name)", arg=name
+    )
+    page.wait_for_function("[...document.querySelectorAll('.rs-figure')].every((figure) => figure.hidden)")
+    assert page.locator(".rs-figure .main-svg").count() == 0, "no figure waits behind the page"
+    assert page.locator(".rs-figure h2, .rs-figure p").all_text_contents() == [""] * 6
+    assert page.locator("table").count() == 0 and page.locator(".rs-verdict, .rs-tiles, dl").count() == 0
+    assert page.locator(".rs-header .mono").inner_text() == ""
+    assert not page.locator("#rs-cut").is_visible()
+    for menu in ("arm", "compared", "hook", "region", "metric"):
+        assert page.locator(f"#rs-{menu} input").input_value() == ""
+    said = page.locator("#rs-summary .rs-empty").inner_text()
+    content = page.content()
+    assert str(root) not in content and "Traceback" not in content and page.locator(".toast-body").count() == 0
+    assert "\n" not in said.strip()
+    return said
+
+
+def test_a_file_that_cannot_be_shown_leaves_one_line_and_nothing_else(watched, url, root, capfd):
+    (root / "foreign.h5").write_bytes(b"no trace at all")
+    with h5py.File(root / "other.h5", "w") as file:
+        file["fields"] = [1, 2, 3]
+    for name in ("shapes.h5", "verdict.h5"):
+        shutil.copy(root / "a.h5", root / name)
+    with h5py.File(root / "shapes.h5", "r+") as file:
+        for array in ("n", "diff2"):
+            values = file["divergence/full/window_kv"][array][()]
+            del file["divergence/full/window_kv"][array]
+            file["divergence/full/window_kv"][array] = values[:-1]
+    with h5py.File(root / "verdict.h5", "r+") as file:
+        del file["divergence/oracle/final/ref2"]
+    reasons = {"foreign.h5": "HDF5", "other.h5": "not a ReplayScope trace", "shapes.h5": "/divergence/full/window_kv",
+               "verdict.h5": "/divergence/oracle/final"}  # fmt: skip
     try:
         page = ready(watched.open(url))
-        choose(page, "trace", "broken.h5")
-        page.wait_for_selector("#rs-summary .rs-empty")
-        said = page.locator("#rs-summary").inner_text()
-        assert "broken.h5" in said and str(root) not in page.content() and "Traceback" not in said
+        for name, why in reasons.items():
+            page.wait_for_selector(".rs-verdict")
+            ready(page, "#rs-logits")
+            choose(page, "trace", name)
+            assert why in nothing_but_one_line(page, name, root)
+            assert page.locator("#rs-trace input").input_value() == name
+            choose(page, "trace", "b.h5")
+            wait_title(page, "rs-position-map", "at cut 30")
+            ready(page, "#rs-cut-map")
     finally:
-        (root / "broken.h5").unlink()
+        for name in reasons:
+            (root / name).unlink(missing_ok=True)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("event", ["menu", "slider", "click"])
+def test_a_file_that_is_deleted_while_it_is_open(watched, url, root, capfd, event):
+    shutil.copy(root / "a.h5", root / "gone.h5")
+    page = ready(watched.open(url))
+    choose(page, "trace", "gone.h5")
+    page.wait_for_function("document.querySelector('.rs-header').textContent.includes('gone.h5')")
+    page.wait_for_selector(".rs-verdict")
+    ready(page, "#rs-logits")
+    (root / "gone.h5").unlink()
+    if event == "menu":
+        choose(page, "hook", "hidden state")
+    elif event == "slider":
+        page.locator("#rs-cut input[type=range]").focus()
+        page.keyboard.press("ArrowRight")
+    else:
+        box = page.locator("#rs-cut-map .nsewdrag").first.bounding_box()
+        page.mouse.click(box["x"] + box["width"] * 5.5 / 7, box["y"] + box["height"] / 2)
+    assert "not there any more" in nothing_but_one_line(page, "gone.h5", root)
+    assert page.locator("#rs-trace input").input_value() == "", "what is gone is not chosen"
+    choose(page, "trace", "b.h5")
+    wait_title(page, "rs-position-map", "at cut 30")
+    ready(page, "#rs-logits")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_an_empty_folder_says_what_to_do(browser, tmp_path):

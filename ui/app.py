@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,17 @@ from replayscope.inspector.errors import ReplayScopeError, UsageError
 from replayscope.inspector.verdict import verdict
 from replayscope.traces import TraceReader
 from replayscope.ui import skin, story, tables, view
+from replayscope.ui.checked import told
 from replayscope.ui.library import Library
-from replayscope.ui.series import pick
 from replayscope.ui.theme import count, escape
-from replayscope.ui.view import Choice, Menus
+from replayscope.ui.view import Choice
 
 FIRST_PORT, LAST_PORT = 7860, 7959
 PLOTLY_URL = "replayscope/plotly.min.js"
+_PARTS = (
+    "header", "traces", "arm", "reference", "point", "region", "metric", "cut", "at", "cut_map", "position_map",
+    "summary", "kl", "details",
+)  # fmt: skip
 
 _FIGURE = """<figure class="rs-card rs-figure"><figcaption><h2></h2><p></p></figcaption>
 <div class="rs-plot"></div><div class="rs-key"></div></figure>"""
@@ -41,7 +45,7 @@ const draw = async () => {
   while (!(window.Plotly && window.replayscope)) await new Promise((again) => setTimeout(again, 20));
   const root = element.querySelector('.rs-figure');
   root.hidden = !props.value;
-  if (!props.value) return;
+  if (!props.value) return window.replayscope.clear(root);
   await window.replayscope.show(root, props.value);
   const cut = window.replayscope.meta(root.querySelector('.rs-plot')).cut;
   for (const plot of document.querySelectorAll('.rs-by-cut .rs-plot')) window.replayscope.mark(plot, cut);
@@ -74,8 +78,11 @@ def build(root: str | os.PathLike[str], trace: str | os.PathLike[str] | None = N
     """The page over the traces under `root`, opened at `trace` or at the newest one. Serve it with `launch`."""
     library = Library(root)
     act = _Actions(library, _name(library, trace))
+    # Without Gradio's own check of choices: an event that left before the menus changed would end in a bare "Error".
+    # What a menu sends is mended by `view.menus`, and a trace is found by the library or not at all.
     quick: dict[str, Any] = {
         "show_progress": "hidden", "trigger_mode": "always_last", "concurrency_limit": 4, "api_visibility": "private",
+        "preprocess": False,
     }  # fmt: skip
     plain: dict[str, Any] = {"elem_classes": "rs", "apply_default_css": False}
     with gr.Blocks(title="ReplayScope", fill_width=True, analytics_enabled=False) as blocks:
@@ -95,18 +102,17 @@ def build(root: str | os.PathLike[str], trace: str | os.PathLike[str] | None = N
         details = gr.HTML("", **plain)
 
         asked = [trace_menu, *menus]
-        drawn = [*menus, cut, at, cut_map, position_map]
-        opened = [header, trace_menu, *drawn]
-        described = [summary, kl, details]
+        # Every event may have to clear the whole page: in the order of _PARTS.
+        page = [header, trace_menu, *menus, cut, at, cut_map, position_map, summary, kl, details]
         # The map first; the verdict reads every table of the trace.
-        blocks.load(act.start, None, opened, **quick).then(act.describe, trace_menu, described, **quick)
-        trace_menu.input(act.open, trace_menu, opened, **quick).then(act.describe, trace_menu, described, **quick)
+        blocks.load(act.start, None, page, **quick).then(act.describe, asked[:2], page, **quick)
+        trace_menu.input(act.open, trace_menu, page, **quick).then(act.describe, asked[:2], page, **quick)
         for menu in menus:
-            menu.input(act.draw, [*asked, at], drawn, **quick)
+            menu.input(act.draw, [*asked, at], page, **quick)
         cut.input(None, cut, None, js=_FOLLOW)
-        cut.input(act.move, [*asked, cut], [cut, at, position_map], **quick)
+        cut.input(act.move, [*asked, cut], page, **quick)
         for figure in (cut_map, kl):
-            figure.select(act.click, [*asked, at], [cut, at, position_map], **quick)
+            figure.select(act.click, [*asked, at], page, **quick)
     return blocks
 
 
@@ -128,77 +134,111 @@ class _Actions:
     def start(self) -> list:
         """The page as it opens."""
         names = self.library.names()
-        return self.open(self.first if self.first in names or not names else names[0])
+        if not names:
+            return _blank("No traces here yet. Record one with <code>replayscope sweep -o sweep.h5</code>.")
+        return self.open(self.first if self.first in names else names[0])
 
     def open(self, name: str) -> list:
-        """Menus and maps of one trace; empty ones if it cannot be shown, and `describe` says why."""
-        names = self.library.names()
-        menu = gr.Dropdown([(n, n) for n in names], value=name if name in names else None)
-        try:
-            trace = self.library.open(name)
-            return [story.subtitle(trace), menu, *self._drawn(view.menus(trace, Choice(name)))]
-        except ReplayScopeError:
-            return ["", menu, *(gr.Dropdown([], value=None) for _ in range(5)), gr.Slider(visible=False), 0, "", ""]
+        """Menus and maps of one trace."""
 
-    def describe(self, name: str | None) -> list:
-        """Verdict, KL figure and tables of one trace, or one line that says why there are none."""
-        if not name:
-            return [_note("No traces here yet. Record one with <code>replayscope sweep -o sweep.h5</code>."), "", ""]
-        try:
-            view.menus(self.library.open(name), Choice(name))
-            summary = self.library.cached(name, "summary", lambda trace: story.overview(trace, verdict(trace)))
-            details = self.library.cached(name, "details", _details)
-            return [summary, view.logits(self.library, name), details]
-        except ReplayScopeError as error:
-            return [_note(escape(self.library.public(error, name))), "", ""]
+        def opened(trace: TraceReader) -> list:
+            head = {"header": story.subtitle(trace), "traces": self._menu(name)}
+            # What stood here was said of another trace; `describe` takes longer.
+            return self._drawn(trace, Choice(name), **head, summary="", kl="", details="")
+
+        return self._view(name, opened)
+
+    def describe(self, name: str | None, arm: str | None) -> list:
+        """Verdict, KL figure and tables of the trace whose maps are drawn; without an arm there are none."""
+        if name is None or arm is None:
+            return _page()
+        return self._view(name, lambda trace: self._described(trace, name))
 
     def draw(self, name: str, arm: str, reference: str, point: str, region: str, metric: str, at: int) -> list:
         """Menus and maps after a choice in a menu."""
-        with _told(self.library, name):
-            asked = Choice(name, arm, reference, point, region, metric, at)
-            return self._drawn(view.menus(self.library.open(name), asked))
+        asked = Choice(name, arm, reference, point, region, metric, at)
+        return self._view(name, lambda trace: self._drawn(trace, asked))
 
     def move(self, name: str, arm: str, reference: str, point: str, region: str, metric: str, column: float) -> list:
         """The position map after the slider moved."""
-        with _told(self.library, name):
-            cuts = pick(self.library.open(name).runs, arm).cuts
-            cut = cuts[min(max(int(column), 0), len(cuts) - 1)]
-            return self._moved(Choice(name, arm, reference, point, region, metric, cut), moved=True)
+
+        def moved(trace: TraceReader) -> list:
+            cuts = view.menus(trace, Choice(name, arm)).cuts
+            at = int(column) if isinstance(column, int | float) else 0
+            cut = cuts[min(max(at, 0), len(cuts) - 1)]
+            return self._moved(trace, Choice(name, arm, reference, point, region, metric, cut), moved=True)
+
+        return self._view(name, moved)
 
     def click(
         self, name: str, arm: str, reference: str, point: str, region: str, metric: str, at: int, event: gr.EventData
     ) -> list:
         """The position map after a click on a cut."""
-        with _told(self.library, name):
-            column = getattr(event, "column", None)
-            cut = int(column) if isinstance(column, int | float) else at
-            return self._moved(Choice(name, arm, reference, point, region, metric, cut))
+        column = getattr(event, "column", None)
+        cut = int(column) if isinstance(column, int | float) else at
+        asked = Choice(name, arm, reference, point, region, metric, cut)
+        return self._view(name, lambda trace: self._moved(trace, asked))
 
-    def _drawn(self, shown: Menus) -> list:
+    def _view(self, name: str | None, make: Callable[[TraceReader], list]) -> list:
+        """What `make` draws of the chosen file; of one that cannot be read or drawn, a blank page with the reason.
+
+        The one place where a file of a stranger becomes a view, and where its faults become one line without a path.
+        """
+        try:
+            with told(name or "", "view"):
+                return make(self.library.open(name or ""))
+        except ReplayScopeError as error:
+            return _blank(escape(self.library.public(error, name or "")), self._menu(name))
+
+    def _menu(self, name: str | None) -> Any:
+        """The traces that are there now; one that is gone is not chosen."""
+        names = self.library.names()
+        return gr.Dropdown([(n, n) for n in names], value=name if name in names else None)
+
+    def _drawn(self, trace: TraceReader, asked: Choice, **more: Any) -> list:
+        shown = view.menus(trace, asked)
         c = shown.choice
-        options = (
-            (shown.arms, c.arm), (shown.references, c.reference), (shown.points, c.point), (shown.regions, c.region),
-            (shown.metrics, c.metric),
-        )  # fmt: skip
-        slider = _slider(shown.cuts, c.cut, view.has_cut(self.library, c))
-        maps = view.cut_map(self.library, c), view.position_map(self.library, c)
-        return [*(gr.Dropdown(choices, value=value) for choices, value in options), slider, c.cut, *maps]
+        return _page(
+            **more,
+            arm=gr.Dropdown(shown.arms, value=c.arm),
+            reference=gr.Dropdown(shown.references, value=c.reference),
+            point=gr.Dropdown(shown.points, value=c.point),
+            region=gr.Dropdown(shown.regions, value=c.region),
+            metric=gr.Dropdown(shown.metrics, value=c.metric),
+            cut=_slider(shown.cuts, c.cut, view.has_cut(self.library, c)),
+            at=c.cut,
+            cut_map=view.cut_map(self.library, c),
+            position_map=view.position_map(self.library, c),
+        )
 
-    def _moved(self, asked: Choice, moved: bool = False) -> list:
+    def _described(self, trace: TraceReader, name: str) -> list:
+        view.menus(trace, Choice(name))
+        return _page(
+            summary=self.library.cached(name, "summary", lambda trace: story.overview(trace, verdict(trace))),
+            kl=view.logits(self.library, name),
+            details=self.library.cached(name, "details", _details),
+        )
+
+    def _moved(self, trace: TraceReader, asked: Choice, moved: bool = False) -> list:
         """moved: the slider is where the reader put it and must not be set again under the hand."""
-        shown = view.menus(self.library.open(asked.trace), asked)
+        shown = view.menus(trace, asked)
         label = _cut_label(shown.cuts, shown.choice.cut)
         slider = gr.Slider(label=label) if moved else _slider(shown.cuts, shown.choice.cut, True)
-        return [slider, shown.choice.cut, view.position_map(self.library, shown.choice)]
+        return _page(cut=slider, at=shown.choice.cut, position_map=view.position_map(self.library, shown.choice))
 
 
-@contextmanager
-def _told(library: Library, name: str) -> Iterator[None]:
-    """Errors of the tool become one line in the page, without a path."""
-    try:
-        yield
-    except ReplayScopeError as error:
-        raise gr.Error(library.public(error, name), print_exception=False) from None
+def _page(**parts: Any) -> list:
+    """New values of some parts of the page; the others stay as they are."""
+    assert set(parts) <= set(_PARTS)
+    return [parts.get(name, gr.skip()) for name in _PARTS]
+
+
+def _blank(why: str, traces: Any = None) -> list:
+    """A page without figures, tables and choices, but for the menu of traces, and one line that says why; HTML."""
+    menus = {name: gr.Dropdown([], value=None) for name in ("arm", "reference", "point", "region", "metric")}
+    empty = dict.fromkeys(("header", "cut_map", "position_map", "kl", "details"), "")
+    traces = gr.Dropdown([], value=None) if traces is None else traces
+    return _page(traces=traces, **menus, **empty, cut=gr.Slider(visible=False), at=0, summary=_note(why))
 
 
 def _slider(cuts: list[int], cut: int, shown: bool) -> Any:
@@ -239,10 +279,11 @@ def _name(library: Library, trace: str | os.PathLike[str] | None) -> str:
 
 
 def launch(blocks: gr.Blocks, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False) -> str:
-    """Start serving in the background and return the address. Raises UsageError if the named port is taken."""
-    chosen = _free_port(host) if port is None else port
-    if port is not None and not _is_free(host, port):
-        raise UsageError(f"port {port} is taken; name another --port, or none for the next free one")
+    """Start serving in the background and return the address.
+
+    Raises UsageError for a host that is no address of this machine and a port that is taken or not allowed.
+    """
+    chosen = _port(host, port)
     library = get_plotlyjs().encode()
 
     async def plotly(_: Request) -> Response:
@@ -269,7 +310,8 @@ def serve(
 ) -> None:
     """Serve the page until it is interrupted. Without `root`, the folder of `trace`, or this one.
 
-    Raises UsageError for a folder that is not there, a trace outside it, or a port that is taken.
+    Raises UsageError for a folder that is not there, a trace outside it, a host that is no address of this machine, or
+    a port that is taken.
     """
     folder = Path(root) if root is not None else Path(trace).parent if trace is not None else Path(".")
     if not folder.is_dir():
@@ -288,19 +330,34 @@ def _wait() -> None:
     threading.Event().wait()
 
 
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def _free_port(host: str) -> int:
-    for port in range(FIRST_PORT, LAST_PORT + 1):
-        if _is_free(host, port):
-            return port
+def _port(host: str, port: int | None) -> int:
+    """The named port, or the first free one. Raises UsageError that tells a bad host from a port that is taken."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise UsageError(f"--host {host!r} has no address; give one of this machine, such as 127.0.0.1") from None
+    family, _, _, _, address = found[0]
+    for at in range(FIRST_PORT, LAST_PORT + 1) if port is None else [port]:
+        number = _refusal(family, (address[0], at, *address[2:]))
+        if number == 0:
+            return at
+        if number in (errno.EACCES, errno.EPERM):
+            raise UsageError(f"port {at} may not be opened by this user; name a --port from 1024 on")
+        if number != errno.EADDRINUSE:
+            raise UsageError(
+                f"--host {host!r} is no address of this machine ({os.strerror(number)}); give one, such as 127.0.0.1"
+            )
+    if port is not None:
+        raise UsageError(f"port {port} is taken; name another --port, or none for the next free one")
     raise UsageError(f"no free port from {FIRST_PORT} to {LAST_PORT} on {host}; name one with --port")
+
+
+def _refusal(family: int, address: tuple) -> int:
+    """The error number of listening at an address, 0 if it can be done."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.errno or errno.EADDRNOTAVAIL
+    return 0

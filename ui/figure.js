@@ -94,6 +94,14 @@ window.replayscope = (() => {
     return drawn;
   }
 
+  // Takes a figure away with its words: nothing of it may stand under another trace's name.
+  function clear(root) {
+    const plot = root.querySelector('.rs-plot');
+    if (held.delete(plot)) Plotly.purge(plot);
+    plot.removeAttribute('aria-label');
+    for (const part of root.querySelectorAll('h2, p, .rs-key')) part.replaceChildren();
+  }
+
   // Outlines the column of a cut.
   function mark(plot, cut) {
     const entry = held.get(plot);
@@ -132,5 +140,5 @@ window.replayscope = (() => {
   window.addEventListener('beforeprint', () => { printing = true; document.body.classList.add('rs-print'); repaint(); });
   window.addEventListener('afterprint', () => { printing = false; document.body.classList.remove('rs-print'); repaint(); });
 
-  return { show, mark, markColumn, meta, setMode, repaint, isDark };
+  return { show, clear, mark, markColumn, meta, setMode, repaint, isDark };
 })();

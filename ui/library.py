@@ -9,11 +9,13 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from replayscope.inspector.errors import UsageError
 from replayscope.traces import TraceReader
+from replayscope.ui.checked import CheckedReader
 
 T = TypeVar("T")
 MOST_LISTED = 500
@@ -38,7 +40,9 @@ class Library:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for file in files:
                 path = Path(folder, file)
-                if file.endswith(".h5") and self._inside(path):
+                if not file.endswith(".h5") or not self._inside(path):
+                    continue
+                with suppress(OSError):  # gone between the listing and the question
                     found.append((path.stat().st_mtime, path.relative_to(self.root).as_posix()))
             if len(found) >= MOST_LISTED:
                 break
@@ -52,7 +56,7 @@ class Library:
             if stamp in self._readers:
                 self._readers.move_to_end(stamp)
                 return self._readers[stamp]
-        reader = TraceReader(path)
+        reader = CheckedReader(path)
         with self._lock:
             self._readers[stamp] = reader
             while len(self._readers) > _READERS:
@@ -77,18 +81,21 @@ class Library:
         return text
 
     def public(self, error: Exception, name: str) -> str:
-        """An error as the browser may read it: folders of this machine are cut out."""
-        text = str(error)
-        for path in (str(self.root / name), os.path.realpath(self.root / name), f"{self.root}{os.sep}", str(self.root)):
-            text = text.replace(path, name if path.endswith(name) else "")
-        return text
+        """An error as the browser may read it: one line that names the trace, folders of this machine cut out."""
+        text, name = " ".join(str(error).split()), name if isinstance(name, str) else ""
+        here = {str(self.root / name), str(self.root)} if "\0" not in name else {str(self.root)}
+        for path in sorted(here | {os.path.realpath(path) for path in here}, key=len, reverse=True):
+            text = text.replace(path, name if name and path.endswith(name) else "").replace(f"{path}{os.sep}", "")
+        return text if not name or name in text else f"{name[:200]}: {text}"
 
     def _path(self, name: str) -> Path:
         if not isinstance(name, str) or "\0" in name or not name.endswith(".h5"):
             raise UsageError("no such trace; choose one of the list")
         path = self.root / name
-        if os.path.isabs(name) or not self._inside(path) or not path.is_file():
+        if os.path.isabs(name) or not self._inside(path) or path.is_dir():
             raise UsageError("no such trace; choose one of the list")
+        if not path.is_file():
+            raise UsageError(f"{name} is not there any more; choose another trace")
         return path
 
     def _inside(self, path: Path) -> bool:
@@ -99,5 +106,5 @@ class Library:
         try:
             info = path.stat()
         except OSError:
-            raise UsageError("the trace is gone; choose another one") from None
+            raise UsageError(f"{path.name} is not there any more; choose another trace") from None
         return str(path), info.st_mtime_ns, info.st_size
