@@ -23,6 +23,7 @@ __all__ = ["TOPICS", "compare", "demo", "import_", "ledger", "list_", "plot", "r
 
 def demo(options: Namespace) -> Result:
     """The main job on the embedded model and texts."""
+    _named(options.out)
     _parent(options.out)
     if options.out.exists() and not options.out.is_dir():
         raise UsageError(f"{options.out} is not a folder; give another -o")
@@ -127,6 +128,7 @@ def plot(options: Namespace) -> Result:
     """Draw figures of a trace into a file, or all of them into a folder."""
     _trace(options.trace)
     if options.figure == "all" and not options.out.suffix:
+        _named(options.out)
         _parent(options.out)
     else:
         _output(options.out, options.force)
@@ -175,6 +177,8 @@ def report(options: Namespace) -> Result:
     for path in options.traces:
         _trace(path)
     _output(options.out, options.force)
+    if options.out.suffix.lower() != ".html":
+        raise UsageError(f"{options.out}: a report's name ends in .html")
     from replayscope.ui import report as page
 
     return _written([page.report(options.traces, options.out, force=options.force)])
@@ -263,6 +267,7 @@ def _run_options(options: Namespace) -> RunOptions:
         forced=options.forced,
         layers_only=options.layers_only,
         stream=options.stream,
+        compression=options.compression,
         **_common(options),
     )
 
@@ -315,8 +320,15 @@ def _parent(path: Path) -> None:
         raise UsageError(f"no folder {path.parent} to write {path.name} into; make it first")
 
 
+def _named(path: Path) -> None:
+    """Refuse an empty name, which is this folder to pathlib, and `-`, which is standard output to other programs."""
+    if str(path) in ("-", "."):
+        raise UsageError("-o needs a name: results are never written to standard output or loose into this folder")
+
+
 def _output(path: Path, force: bool) -> None:
     """Refuse output that could not or must not be written, before anything is computed."""
+    _named(path)
     _parent(path)
     if path.is_dir():
         raise UsageError(f"{path} is a folder; -o needs a file name")

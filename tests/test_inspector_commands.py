@@ -86,6 +86,15 @@ def test_report(run, tmp_path):
     assert run("report", "a.h5", "b.h5", "-o", str(out), "--force")[0] == 0
 
 
+@pytest.mark.parametrize("out", ["", "-", "."])
+@pytest.mark.parametrize("typed", ["plot a.h5", "plot a.h5 --figure reach", "report a.h5", "record", "sweep", "demo"])
+def test_an_output_without_a_name_is_refused(typed, out, run, traces):
+    before = sorted(traces.iterdir())
+    code, _, err = run(*typed.split(), "-o", out)
+    assert (code, err.count("\n")) == (2, 1) and "-o needs a name" in err
+    assert sorted(traces.iterdir()) == before
+
+
 BAD = {
     "figure": (["plot", "a.h5", "--figure", "cut-laier", "-o", "f.csv"], "did you mean 'cut-layer'"),
     "metric": (["plot", "a.h5", "--metric", "rel_l3", "-o", "f.html"], "did you mean 'rel_l2'"),
@@ -93,6 +102,10 @@ BAD = {
     "no such setting": (["plot", "a.h5", "--figure", "reach", "--region", "all", "-o", "f.csv"], "has no --region"),
     "setting for all": (["plot", "a.h5", "--point", "hidden", "-o", "f.html"], "name it with --figure"),
     "run": (["plot", "a.h5", "--figure", "position-layer", "--run", "x", "-o", "f.csv"], "--run 'x'"),
+    "no ending": (["plot", "a.h5", "--figure", "reach", "-o", "f"], "no ending"),
+    "folder with an ending": (["plot", "a.h5", "-o", "figures.v2"], "valid endings"),
+    "report's ending": (["report", "a.h5", "-o", "a.txt"], "ends in .html"),
+    "report without one": (["report", "a.h5", "-o", "a"], "ends in .html"),
     "ending": (["plot", "a.h5", "--figure", "reach", "-o", "f.bmp"], "valid endings"),
     "tolerance": (["compare", "a.h5", "b.h5", "--tol", "*=rel_l3<=1"], "did you mean 'rel_l2'"),
     "tolerance form": (["compare", "a.h5", "b.h5", "--tol", "1e-3"], "cannot be read"),

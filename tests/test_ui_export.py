@@ -103,6 +103,17 @@ def test_all_figures_into_a_folder(path, tmp_path):
     assert list(said["figures"]) == list(FIGURES)
 
 
+def test_one_figure_too_many_in_a_folder_and_none_is_written(path, tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "reach.html").write_text("mine")
+    with pytest.raises(TraceError, match="--force"):
+        export(path, "all", "rel_l2", tmp_path / "figures")
+    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["reach.html"]
+    (tmp_path / "plain").write_text("mine")
+    with pytest.raises(UsageError, match="not a folder"):
+        export(path, "all", "rel_l2", tmp_path / "plain", force=True)
+
+
 @pytest.mark.parametrize("metric_name", ["rel_l2", "cosine", "kl", "jaccard"])
 def test_all_takes_any_metric_and_each_figure_its_own_where_it_must(path, tmp_path, metric_name):
     assert len(export(path, "all", metric_name, tmp_path / "o")) == len(FIGURES)
@@ -123,6 +134,8 @@ def test_two_traces_in_one_file(path, tmp_path):
         ("cut-layer", "kl", "a.html", "logits-kl"),
         ("all", "rel_l2", "a.csv", "one figure"),
         ("cut-layer", "rel_l2", "missing/a.html", "no folder"),
+        ("cut-layer", "rel_l2", "a", "no ending"),
+        ("all", "rel_l2", "figures.v2", "valid endings"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(path, tmp_path, figure, metric_name, out, said):
@@ -149,17 +162,37 @@ def test_a_failed_write_leaves_the_old_file(path, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["a.csv"] and (tmp_path / "a.csv").read_text() == "mine"
 
 
-@pytest.mark.parametrize("missing", ["browser", "kaleido"])
-def test_an_image_without_a_browser_is_one_line(path, tmp_path, monkeypatch, missing):
-    if missing == "kaleido":
-        monkeypatch.setattr("plotly.io._kaleido.kaleido_available", lambda: False)
-    else:
-        monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
-        monkeypatch.setenv("PATH", "")
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_an_image_without_the_package_names_the_package(path, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "kaleido" else find_spec(name))
+    with pytest.raises(UsageError) as error:
+        export(path, "cut-layer", "rel_l2", tmp_path / f"a.{kind}")
+    said = str(error.value)
+    assert "pip install 'replayscope[export]'" in said and "Chrom" not in said and "\n" not in said
+    assert "html, csv and json need no browser" in said
+    assert not list(tmp_path.iterdir()), "no zero-byte file"
+
+
+def test_an_image_without_a_browser_names_the_browser(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
+    told = "Image export using the kaleido engine requires Google Chrome to be installed: Kaleido needs it"
+    monkeypatch.setattr(
+        "plotly.graph_objects.Figure.to_image", lambda *_, **__: (_ for _ in ()).throw(RuntimeError(told))
+    )
     with pytest.raises(UsageError) as error:
         export(path, "cut-layer", "rel_l2", tmp_path / "a.png")
-    assert "html, csv and json need no browser" in str(error.value) and "\n" not in str(error.value)
-    assert not list(tmp_path.iterdir()), "no zero-byte file"
+    said = str(error.value)
+    assert "Chrome or Chromium" in said and "pip" not in said and "\n" not in said
+    assert "html, csv and json need no browser" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_real_search_for_a_browser_that_is_not_there(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", "")
+    words = "Chrome or Chromium" if find_spec("kaleido") else "pip install"
+    with pytest.raises(UsageError, match=words):
+        export(path, "cut-layer", "rel_l2", tmp_path / "a.png")
 
 
 @pytest.mark.browser

@@ -47,6 +47,9 @@ def test_nothing_is_lost(path, tmp_path):
         report(path, tmp_path / "r.html")
     with pytest.raises(UsageError, match="no folder"):
         report(path, tmp_path / "no" / "r.html")
+    for name in ("r", "r.txt", "r.html.bak"):
+        with pytest.raises(UsageError, match=r"ends in \.html"):
+            report(path, tmp_path / name)
     with pytest.raises(UsageError, match="at least one"):
         render([])
     assert [p.read_text() for p in tmp_path.iterdir()] == ["mine"]

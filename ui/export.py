@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
 from replayscope.traces.errors import TraceExistsError
 from replayscope.ui import page
+from replayscope.ui.checked import CheckedReader, told
 from replayscope.ui.figures import FIGURES, chart, figure
 from replayscope.ui.grid import Chart, MapChart
 from replayscope.ui.lines import LineChart
@@ -29,6 +31,7 @@ from replayscope.ui.theme import recolour
 FORMATS = ("html", "png", "svg", "pdf", "csv", "json")
 IMAGES = ("png", "svg", "pdf")
 WIDTH = 1100  # of images, in pixels
+_ELSE = "html, csv and json need no browser and no further package"
 
 
 def export(
@@ -44,30 +47,41 @@ def export(
     """Write a figure, or `all` of them, and return the files written.
 
     out: a file whose ending names the format; for `all` also a folder, which gets one html per figure and is made if it
-    is not there. options: point, arm, bucket, run, reference of the figure. Raises UsageError for a name, an ending or
-    a missing browser, TraceExistsError for output that exists without `force`; then nothing is written.
+    is not there and its name has no ending. options: point, arm, bucket, run, reference of the figure. Raises
+    UsageError for a name, an ending, a missing package or a missing browser, TraceError for a trace that is not sound,
+    TraceExistsError for output that exists without `force`; then nothing is written.
     """
-    traces = [TraceReader(path) for path in _paths(trace_paths)]
+    traces: list[TraceReader] = [CheckedReader(path) for path in _paths(trace_paths)]
     choose("figure", figure_name, [*FIGURES, "all"])
     names = list(FIGURES) if figure_name == "all" else [figure_name]
     target = Path(out)
+    folder = figure_name == "all" and (target.is_dir() or not target.suffix)
+    kind = "html" if folder else _format(target)
     # Of a figure that is not for this metric `all` shows its own; by name it is an error.
     made = {
         _stem(name, trace, traces): _chart(trace, name, metric, figure_name == "all", options)
         for trace in traces
         for name in names
     }
-    if not target.suffix or target.is_dir():
+    if folder:
+        files = {target / f"{stem}.html": {stem: one} for stem, one in made.items()}
+        if target.exists() and not target.is_dir():
+            raise UsageError(f"{target} is a file, not a folder; give another -o")
+        for file in files:
+            _check(file, force)
         target.mkdir(parents=True, exist_ok=True)
-        return [_write(target / f"{stem}.html", {stem: one}, "html", force, dark) for stem, one in made.items()]
-    kind = target.suffix[1:].lower()
-    if kind not in FORMATS:
-        raise UsageError(
-            f"{target.name}: no format {target.suffix!r}; valid endings: {', '.join('.' + f for f in FORMATS)}"
-        )
+        return [_write(file, charts, kind, force, dark) for file, charts in files.items()]
     if len(made) > 1 and kind not in ("html", "json"):
         raise UsageError(f"{kind} holds one figure; name one with --figure, or give a folder, .html or .json for all")
     return [_write(target, made, kind, force, dark)]
+
+
+def _format(target: Path) -> str:
+    kind = target.suffix[1:].lower()
+    if kind not in FORMATS:
+        shown = f"no format {target.suffix!r}" if kind else "the name has no ending, which says the format"
+        raise UsageError(f"{target.name}: {shown}; valid endings: {', '.join('.' + f for f in FORMATS)}")
+    return kind
 
 
 def _paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -81,30 +95,33 @@ def _stem(name: str, trace: TraceReader, traces: list[TraceReader]) -> str:
 
 
 def _chart(trace: TraceReader, name: str, metric: str | None, lenient: bool, options: dict) -> Chart:
-    if not lenient:
-        return chart(trace, name, metric, **options)
-    try:
-        return chart(trace, name, metric, **options)
-    except UsageError:
-        return chart(trace, name)
+    with told(trace.path, f"figure {name}"):
+        if not lenient:
+            return chart(trace, name, metric, **options)
+        try:
+            return chart(trace, name, metric, **options)
+        except UsageError:
+            return chart(trace, name)
 
 
 def _write(target: Path, charts: dict[str, Chart], kind: str, force: bool, dark: bool) -> Path:
     """Write whole or not at all: the bytes are complete before the name appears."""
-    if target.exists() and not force:
-        raise TraceExistsError(f"{target} exists; add --force to replace it")
+    _check(target, force)
     if not target.parent.is_dir():
         raise UsageError(f"no folder {target.parent} to write {target.name} into; make it first")
+    one = next(iter(charts.values()))
     if kind in IMAGES:
-        data = _image(next(iter(charts.values())), kind, dark)
-    elif kind == "html":
-        data = _html(charts).encode()
-    elif kind == "csv":
-        data = table(next(iter(charts.values()))).encode()
+        data = _image(one, kind, dark)
     else:
-        data = document(charts).encode()
+        with told(one.meta["trace"], f"figure as {kind}"):
+            data = {"html": _html, "csv": lambda _: table(one), "json": document}[kind](charts).encode()
     write_bytes(target, data)
     return target
+
+
+def _check(target: Path, force: bool) -> None:
+    if target.exists() and not force:
+        raise TraceExistsError(f"{target} exists; add --force to replace it")
 
 
 def write_bytes(target: Path, data: bytes) -> None:
@@ -128,16 +145,20 @@ def _html(charts: dict[str, Chart]) -> str:
 
 
 def _image(one: Chart, kind: str, dark: bool) -> bytes:
-    drawn = recolour(figure(one)) if dark else figure(one)
-    others = "html, csv and json need no browser"
+    package = f"{kind} needs the package kaleido: pip install 'replayscope[export]'"
+    # Plotly raises the same RuntimeError for a missing package and for a missing browser.
+    if find_spec("kaleido") is None:
+        raise UsageError(f"{package}; {_ELSE}")
+    with told(one.meta["trace"], f"figure as {kind}"):
+        drawn = recolour(figure(one)) if dark else figure(one)
     try:
         return drawn.to_image(format=kind, width=WIDTH, height=facts(drawn)["height"], scale=2)
     except (ImportError, ValueError) as error:
         if "kaleido" not in str(error).lower():
             raise
-        raise UsageError(f"{kind} needs the package kaleido: pip install 'replayscope[export]'; {others}") from error
+        raise UsageError(f"{package} (the one that is there cannot be used); {_ELSE}") from error
     except (RuntimeError, OSError) as error:
-        raise UsageError(f"{kind} needs Chrome or Chromium, and none could be started; {others}") from error
+        raise UsageError(f"{kind} needs Chrome or Chromium, and none could be started; {_ELSE}") from error
 
 
 def columns(one: Chart) -> tuple[list[str], list[list]]:

@@ -13,7 +13,8 @@ from replayscope.inspector.verdict import verdict
 from replayscope.traces import TraceReader
 from replayscope.traces.errors import TraceExistsError
 from replayscope.ui import page, story, tables
-from replayscope.ui.cells import classes
+from replayscope.ui.cells import checked_points, classes
+from replayscope.ui.checked import CheckedReader, told
 from replayscope.ui.export import write_bytes
 from replayscope.ui.figures import cut_layer, logits_by_cut, position_layer, reach
 from replayscope.ui.grid import BUG
@@ -29,15 +30,18 @@ def report(
 ) -> Path:
     """Write verdict, arms, noise floor, figures and provenance of one or more traces, and return the file.
 
-    Raises TraceExistsError if `out` exists without `force`, UsageError if it cannot be written; then nothing is.
+    Raises TraceExistsError if `out` exists without `force`, UsageError if its name does not end in .html or it cannot
+    be written, TraceError for a trace that is not sound or compares nothing; then nothing is written.
     """
     paths = [trace_paths] if isinstance(trace_paths, str | os.PathLike) else list(trace_paths)
     target = Path(out)
+    if target.suffix.lower() != ".html":
+        raise UsageError(f"{target.name}: a report's name ends in .html")
     if target.exists() and not force:
         raise TraceExistsError(f"{target} exists; add --force to replace it")
     if not target.parent.is_dir():
         raise UsageError(f"no folder {target.parent} to write {target.name} into; make it first")
-    write_bytes(target, render([TraceReader(path) for path in paths]).encode())
+    write_bytes(target, render([CheckedReader(path) for path in paths]).encode())
     return target
 
 
@@ -46,13 +50,17 @@ def render(traces: Sequence[TraceReader]) -> str:
     if not traces:
         raise UsageError("give at least one trace to report on")
     drawn: list[go.Figure] = []
-    sections = [_section(trace, drawn, len(traces) > 1) for trace in traces]
+    sections = []
+    for trace in traces:
+        with told(trace.path, "report"):
+            sections.append(_section(trace, drawn, len(traces) > 1))
     title = traces[0].path.stem if len(traces) == 1 else f"{len(traces)} traces"
     subtitle = story.subtitle(traces[0]) if len(traces) == 1 else ", ".join(trace.path.name for trace in traces)
     return page.document(title, subtitle, "\n".join(sections), drawn)
 
 
 def _section(trace: TraceReader, drawn: list[go.Figure], named: bool) -> str:
+    checked_points(trace)
     own, said = figures(trace), verdict(trace)
     cards = [page.card(len(drawn) + i, figure) for i, figure in enumerate(own)]
     drawn += own

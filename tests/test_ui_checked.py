@@ -1,0 +1,240 @@
+"""Traces that open and are not sound: figures, report and page name the file and the part in one line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from replayscope.inspector import cli
+from replayscope.traces import TraceError, TraceReader
+from replayscope.ui import app
+from replayscope.ui.checked import CheckedReader, told
+from replayscope.ui.export import export
+from replayscope.ui.figures import FIGURES
+from replayscope.ui.library import Library
+from tests.synthetic import synthetic_trace
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("checked") / "a.h5"
+    synthetic_trace(path, n_tokens=48, window=8, layers=3, cuts=(4, 24, 40))
+    return path
+
+
+def put(group: h5py.Group, name: str, values: np.ndarray) -> None:
+    del group[name]
+    group[name] = values
+
+
+def document(file: h5py.File, name: str, value: object) -> None:
+    put(file, name, np.frombuffer(json.dumps(value).encode(), np.uint8))
+
+
+def read(file: h5py.File, name: str):
+    return json.loads(file[name][()].tobytes())
+
+
+def runs(file: h5py.File, **fields) -> None:
+    """Other fields of the last run."""
+    told = read(file, "runs")
+    told[-1] |= fields
+    document(file, "runs", told)
+
+
+def arrays(file: h5py.File, change) -> None:
+    """Every array of every table, changed."""
+    for reference in file["divergence"].values():
+        for group in reference.values():
+            for name in [name for name in group if name != "buckets"]:
+                put(group, name, change(group[name][()]))
+
+
+def missing(file: h5py.File, *names: str) -> None:
+    for reference in file["divergence"].values():
+        for group in reference.values():
+            for name in names:
+                if name in group:
+                    del group[name]
+
+
+DAMAGE = {
+    "run index": (lambda f: runs(f, index=10**9), "/runs run"),
+    "run index as text": (lambda f: runs(f, index="0"), "/runs run"),
+    "oracle": (lambda f: runs(f, oracle=10**9), "/runs run"),
+    "cut": (lambda f: runs(f, cut=1.5), "/runs run"),
+    "stop": (lambda f: runs(f, stop=10**30), "/runs run"),
+    "stop before start": (lambda f: runs(f, start=30, stop=3), "/runs run"),
+    "arm": (lambda f: runs(f, arm=None), "/runs run"),
+    "exact region": (lambda f: runs(f, exact_in=[[[1]]]), "/runs run"),
+    "layers": (lambda f: runs(f, exact_in=[[], []], exact_out=[[], []]), "/runs"),
+    "field": (lambda f: document(f, "runs", [{"index": 0}]), "/runs"),
+    "no object": (lambda f: document(f, "runs", [3]), "/runs"),
+    "no runs": (lambda f: document(f, "runs", []), "/runs is empty"),
+    "full alone": (lambda f: document(f, "runs", read(f, "runs")[:1]), "a.h5"),
+    "one run less": (lambda f: document(f, "runs", read(f, "runs")[:-1]), "/divergence/"),
+    "config": (lambda f: document(f, "config", {"text_config": [], "layers": 3}), "/config"),
+    "sources": (lambda f: document(f, "config", {"kv_source_layer_ids": ["a"]}), "/config"),
+    "no divergence": (lambda f: f.__delitem__("divergence"), "/divergence is empty"),
+    "no table": (lambda f: [f["divergence/full"].clear(), f["divergence/oracle"].clear()], "/divergence/full is empty"),
+    "runs of tables": (lambda f: arrays(f, lambda a: a[:-1]), "/divergence/full/"),
+    "layers of tables": (lambda f: arrays(f, lambda a: np.concatenate([a, a], 1)), "/divergence/full/"),
+    "regions of tables": (lambda f: arrays(f, lambda a: a[:, :, :-1]), "/divergence/full/"),
+    "rank of tables": (lambda f: arrays(f, lambda a: a[0]), "/divergence/full/"),
+    "tables without n": (lambda f: missing(f, "n"), "has no n"),
+    "tables without sums": (lambda f: missing(f, "nonfinite", "flips"), "has no"),
+    "region names": (lambda f: [document(f[f"divergence/full/{p}"], "buckets", ["all"]) for p in f["divergence/full"]],
+                     "has no region window"),
+    "point": (lambda f: f["divergence/full"].move("embed", "embedding"), "/divergence/full/embedding"),
+}  # fmt: skip
+
+
+@pytest.fixture(params=DAMAGE)
+def damaged(request, sound, tmp_path) -> tuple[Path, str]:
+    """A trace with one fault, and what must be said of it."""
+    (tmp_path / "t").mkdir()
+    path = shutil.copy(sound, tmp_path / "t" / "a.h5")
+    damage, said = DAMAGE[request.param]
+    with h5py.File(path, "r+") as file:
+        damage(file)
+    return Path(path), said
+
+
+def shown(page: list) -> dict:
+    return dict(zip(app._PARTS, page, strict=True))
+
+
+def cleared(page: list) -> str:
+    """The one line of a page on which nothing else is left."""
+    parts = shown(page)
+    assert [parts[name] for name in ("header", "cut_map", "position_map", "kl", "details")] == [""] * 5
+    menus = [parts[name] for name in ("arm", "reference", "point", "region", "metric")]
+    assert all(menu.choices == [] and menu.value is None for menu in menus) and not parts["cut"].visible
+    return parts["summary"]
+
+
+@pytest.mark.parametrize("figure", [*FIGURES, "report"])
+def test_the_command_line_names_the_file_and_the_part(damaged, figure, tmp_path, capsys):
+    path, said = damaged
+    out = str(tmp_path / "out.html")
+    words = ["report", str(path)] if figure == "report" else ["plot", str(path), "--figure", figure]
+    code = cli.main([*words, "-o", out])
+    err = capsys.readouterr().err
+    if (figure, said) == ("logits-kl", "/config"):
+        assert code == 0, "it reads nothing of the config"
+        return
+    assert (code, err.count("\n")) == (2, 1) and "internal error" not in err and "''" not in err
+    assert str(path) in err and said in err
+    assert not Path(out).exists()
+
+
+def test_the_page_is_cleared_and_says_one_line(damaged, capsys):
+    path, _ = damaged
+    act = app._Actions(Library(path.parent), "a.h5")
+    opened = act.open("a.h5")
+    # What only the verdict reads may be what is wrong.
+    line = cleared(opened if shown(opened)["header"] == "" else act.describe("a.h5", "encoder"))
+    assert "a.h5" in line and str(path.parent) not in line and "\n" not in line and "Traceback" not in line
+    assert shown(opened)["traces"].value == "a.h5", "the list still shows which file the line is about"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_sound_trace_passes_every_check(sound, tmp_path):
+    checked, plain = CheckedReader(sound), TraceReader(sound)
+    assert checked.runs == plain.runs and checked.config == plain.config
+    for reference in plain.references():
+        assert checked.points(reference) == plain.points(reference)
+        for point in plain.points(reference):
+            checked.table(reference, point)
+        for point in plain.row_points(reference):
+            for run in plain.runs:
+                checked.rows(reference, point, run.index)
+    assert len(export(sound, "all", None, tmp_path / "f")) == len(FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("offsets", lambda a: a * 1000),
+        ("offsets", lambda a: a[:2]),
+        ("offsets", lambda a: np.stack([a, a])),
+        ("position", lambda a: a[::-1]),
+        ("position", lambda a: a.astype(float)),
+        ("diff2", lambda a: a[:-1]),
+        ("diff2", lambda a: a[0]),
+        ("diff2", lambda a: a[:, :-5]),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(sound, tmp_path, name, change):
+    path = Path(shutil.copy(sound, tmp_path / "a.h5"))
+    with h5py.File(path, "r+") as file:
+        put(file["rows/full/window_kv"], name, change(file[f"rows/full/window_kv/{name}"][()]))
+    last = len(TraceReader(path).runs) - 1
+    with pytest.raises(TraceError, match=r"a\.h5.*rows/full/window_kv|a\.h5 has no run"):
+        CheckedReader(path).rows("full", "window_kv", last)
+    with pytest.raises(TraceError, match=r"a\.h5"):
+        export(path, "position-layer", None, tmp_path / "o.html", run=last)
+
+
+def test_what_no_check_foresees_is_one_line_too(tmp_path):
+    for error in (ValueError("a\nb"), KeyError("kl_max"), IndexError(), TypeError("x" * 500), ZeroDivisionError("y")):
+        with pytest.raises(TraceError) as caught, told("a.h5", "figure reach"):
+            raise error
+        said = str(caught.value)
+        assert said.startswith("a.h5: no figure reach") and "\n" not in said and len(said) < 250
+    with pytest.raises(MemoryError), told("a.h5", "figure reach"):
+        raise MemoryError
+
+
+def test_a_fault_in_the_drawing_itself_reaches_no_reader(sound, monkeypatch, capsys):
+    act = app._Actions(Library(sound.parent), "a.h5")
+    assert shown(act.open("a.h5"))["cut_map"] != ""
+    act = app._Actions(Library(sound.parent), "a.h5")
+    monkeypatch.setattr("replayscope.ui.view.cut_layer", lambda *_: np.zeros(2)[3])
+    assert "a.h5" in cleared(act.open("a.h5")) and capsys.readouterr().err == ""
+
+
+EVENTS = {
+    "open": lambda act: act.open("a.h5"),
+    "describe": lambda act: act.describe("a.h5", "encoder"),
+    "draw": lambda act: act.draw("a.h5", "encoder", "full", "hidden", "suffix", "rel_l2", 24),
+    "move": lambda act: act.move("a.h5", "encoder", "full", "hidden", "suffix", "rel_l2", 1),
+    "click": lambda act: act.click("a.h5", "encoder", "full", "hidden", "suffix", "rel_l2", 24, None),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("fate", ["deleted", "foreign", "empty", "no trace", "a folder"])
+def test_a_file_that_goes_bad_while_it_is_open(event, fate, sound, tmp_path, capsys):
+    path = Path(shutil.copy(sound, tmp_path / "a.h5"))
+    act = app._Actions(Library(tmp_path), "a.h5")
+    parts = shown(act.open("a.h5"))
+    assert parts["cut_map"] and parts["traces"].value == "a.h5"
+    path.unlink()
+    if fate == "foreign":
+        path.write_bytes(b"no trace at all")
+    elif fate == "empty":
+        path.touch()
+    elif fate == "no trace":
+        h5py.File(path, "w").close()
+    elif fate == "a folder":
+        path.mkdir()
+    page = EVENTS[event](act)
+    line = cleared(page)
+    assert "a.h5" in line and str(tmp_path) not in line
+    listed = fate not in ("deleted", "a folder")
+    assert shown(page)["traces"].value == ("a.h5" if listed else None), "a file that is gone is not chosen"
+    assert capsys.readouterr().err == ""
+
+
+def test_what_no_menu_offers_is_mended_or_refused(sound, capsys):
+    act = app._Actions(Library(sound.parent), "a.h5")
+    for odd in (None, 3, [], ["a"], {}, "no such", "../../etc"):
+        for page in (act.draw("a.h5", odd, odd, odd, odd, odd, 24), act.move("a.h5", odd, odd, odd, odd, odd, odd)):
+            assert "at cut" in shown(page)["position_map"]
+        if odd is not None:
+            assert cleared(act.open(odd)).count("\n") == 0
+    assert capsys.readouterr().err == ""
