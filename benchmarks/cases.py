@@ -1,9 +1,23 @@
 """The table of what is timed, and against what. Each case checks that its variants agree before any is timed."""
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, Literal
+
+import numpy as np
 import torch
 from harness import Case, Contest
 
+from replayscope.inspector.capture import Capture, Captured, points_of
+from replayscope.inspector.executor import Executor
+from replayscope.inspector.runner import Job, line_up
+from replayscope.inspector.semantics import Shape
+from replayscope.inspector.tables import StateSink, stored
 from replayscope.kernels.divergence import row_sums
+from replayscope.model import presets
+from replayscope.traces import QueuedWriter, RunInfo, Tokens, TraceReader, TraceWriter
 
 
 def divergence(device: torch.device) -> Contest:
@@ -27,6 +41,92 @@ def divergence(device: torch.device) -> Contest:
     return Contest(variants, check, work=read, unit="bytes read")
 
 
+def record_states(device: torch.device) -> Contest:
+    """32 layers of 2048 rows of 512 bf16 numbers (67 MB), each variant to the disk and synced."""
+    folder = TemporaryDirectory(prefix="replayscope-bench-")
+    torch.manual_seed(0)
+    layers = [torch.randn(2048, 512).bfloat16() for _ in range(32)]
+    bits = [layer.view(torch.uint16).numpy() for layer in layers]
+    tokens, positions = Tokens(np.arange(1), ["a"]), np.arange(2048)
+    run = RunInfo(0, "full", "paper", None, None, 0, 2048, 2048, 128)
+
+    def at(name: str) -> Path:
+        return Path(folder.name) / name
+
+    def synced(name: str, write: Callable[[BinaryIO], object]) -> None:
+        with open(at(name), "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def written(name: str, compression: Literal["gzip"] | None = None) -> None:
+        with TraceWriter(at(name), force=True, compression=compression) as out:
+            out.header(config={}, provenance={}, tokens=tokens)
+            out.runs([run])
+            for layer, array in enumerate(bits):
+                out.state(0, f"layers.{layer}.window_kv", positions, array, "bfloat16")
+
+    variants: dict[str, Callable[[], object]] = {
+        "raw write and fsync": lambda: synced("raw", lambda file: [file.write(array.data) for array in bits]),
+        "torch.save and fsync": lambda: synced("states.pt", lambda file: torch.save(layers, file)),
+        "trace": lambda: written("t.h5"),
+        "trace, gzip": lambda: written("packed.h5", "gzip"),
+    }
+
+    def check() -> None:
+        for call in variants.values():
+            call()
+        assert at("raw").read_bytes() == b"".join(array.tobytes() for array in bits)
+        for name in ("t.h5", "packed.h5"):
+            for layer, array in enumerate(bits):
+                assert (TraceReader(at(name)).state(0, f"layers.{layer}.window_kv").bits == array).all()
+
+    return Contest(variants, check, work=sum(array.nbytes for array in bits), unit="bytes")
+
+
+def record_all(device: torch.device) -> Contest:
+    """The embedded model over 1024 tokens with every hook point kept, against the forward pass and a raw file."""
+    folder = TemporaryDirectory(prefix="replayscope-bench-")
+    model, _ = presets.load_any("mini", torch.float32, device)
+    ids = torch.randint(0, model.config.vocab_size, (1024,), generator=torch.Generator().manual_seed(0))
+    line, _ = line_up(Job(Shape(model.config, len(ids)), ("full",)))
+    names = frozenset(points_of(model.config))
+
+    def forward(taken: Callable[[int, str, Captured], None]) -> None:
+        executor = Executor(model)
+        with Capture(executor, names, taken) as capture:
+            for _ in executor.run(line.plan, {"prompt": ids}, capture.want):
+                pass
+
+    def raw() -> None:
+        with open(Path(folder.name) / "raw", "wb") as file:
+
+            def keep(request: int, name: str, kept: Captured) -> None:
+                file.write(stored(kept.values)[0].data)
+
+            forward(keep)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def trace() -> None:
+        with QueuedWriter(TraceWriter(Path(folder.name) / "t.h5", force=True)) as out:
+            out.header(config={}, provenance={}, tokens=Tokens(ids.numpy(), [""] * len(ids)))
+            out.runs(line.runs)
+            forward(StateSink(out, line, names).captured)
+
+    def check() -> None:
+        raw()
+        trace()
+        reader = TraceReader(Path(folder.name) / "t.h5")
+        assert {name for _, name in reader.states()} == names
+        kept = sum(reader.state(0, name).bits.nbytes for name in names)
+        assert kept == (Path(folder.name) / "raw").stat().st_size
+
+    return Contest({"forward and raw write": raw, "record": trace}, check, work=len(ids), unit="tokens")
+
+
 CASES = (
+    Case("record", "raw states to a synced file", "raw write and fsync", record_states, devices=("cpu",)),
+    Case("record-all", "a pass with every state recorded", "forward and raw write", record_all, devices=("cpu",)),
     Case("divergence", "all sums of a state table, against the four plain ones in float64", "plain", divergence),
 )  # fmt: skip

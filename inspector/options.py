@@ -51,7 +51,7 @@ class RunOptions(Common):
     `dense` to attend every visible entry. experts: `free`, or `frozen` to take full's. reproducible: bitwise equal
     however rows are packed. tokens: how many of the prompt's tokens are used, None for all. forced: how many of the
     last tokens are decoded instead of prefilled. layers_only: run the first so many layers, None for all. stream: hold
-    one layer's weights at a time.
+    one layer's weights at a time. compression: of raw states, `none` or `gzip`.
     """
 
     model: str = "mini"
@@ -75,6 +75,7 @@ class RunOptions(Common):
     forced: int = 0
     layers_only: int | None = None
     stream: bool = False
+    compression: str = "none"
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,12 @@ def _run_options(sub: Parser, arms: str) -> None:
         action="store_true",
         help="hold one layer's weights at a time (by itself where they do not fit into the free memory)",
     )
+    sub.add_argument(
+        "--compression",
+        choices=("none", "gzip"),
+        default="none",
+        help="gzip makes raw states smaller, for mailing, and writing slower (default none)",
+    )
     _out_option(sub, "T.h5", "trace to write", force=False)
     _model_options(sub)
 

@@ -104,7 +104,13 @@ def _write_trace(options: RunOptions) -> Path:
     expected = estimate.estimate(model, ids, line, names, keep)
     log.info("%s", expected.text)
     expected.refuse_if_too_large(path, options.max_bytes)
-    writer = TraceWriter(path, force=options.force, max_bytes=options.max_bytes, keep_free=KEEP_FREE)
+    writer = TraceWriter(
+        path,
+        force=options.force,
+        max_bytes=options.max_bytes,
+        keep_free=KEEP_FREE,
+        compression="gzip" if options.compression == "gzip" else None,
+    )
     with QueuedWriter(writer) as out:
         chosen = replace(options, stream=isinstance(model, StreamedModel))
         about = provenance.collect(chosen, loaded.name, loaded.weights_hash, ids, model, sys.argv)

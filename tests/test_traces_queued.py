@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from replayscope.inspector import cli
 from replayscope.traces import QueuedWriter, TraceError, TraceReader, TraceWriter, disk, writer
 from tests import small
 from tests.test_traces_crash import failing
@@ -185,3 +186,23 @@ def test_a_state_that_would_look_like_a_bomb_is_stored_as_it_is(tmp_path, monkey
     assert trace.verify() == [] and (trace.state(0, "layers.0.hidden").values == 0).all()
     with h5py.File(trace.path) as file:
         assert file["states/0000/layers.000.hidden"].compression is None
+
+
+def test_the_command_line_compresses_raw_states(tmp_path, capsys):
+    words = [
+        "record",
+        "-p",
+        "ids:" + ",".join(map(str, range(160))),
+        "--arms",
+        "full",
+        "--hooks",
+        "layers.1.hidden",
+        "-q",
+    ]
+    for name, more in (("plain.h5", []), ("packed.h5", ["--compression", "gzip"])):
+        assert cli.main([*words, *more, "-o", str(tmp_path / name)]) == 0
+    packed = {}
+    for name in ("plain.h5", "packed.h5"):
+        with h5py.File(tmp_path / name) as file:
+            packed[name] = file["states/0000/layers.001.hidden"].compression
+    assert packed == {"plain.h5": None, "packed.h5": "gzip"}
