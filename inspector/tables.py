@@ -13,7 +13,9 @@ from replayscope.model.reference import Frame
 from replayscope.traces.queued import QueuedWriter
 from replayscope.traces.writer import TraceWriter
 
-_BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+_BITS = {torch.bfloat16: torch.uint16} | dict.fromkeys(
+    (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.bool), torch.uint8
+)
 
 
 def write_fold(out: TraceWriter | QueuedWriter, fold: Fold) -> None:

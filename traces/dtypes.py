@@ -1,7 +1,8 @@
 """Dtypes that numpy lacks, kept bit by bit.
 
-bf16 and fp8 values lie in the file as unsigned views with the attributes `logical_dtype` and `encoding='bitview'`.
-float32 holds each of their values exactly, so decoding loses nothing but the payload of a NaN.
+bf16, fp8, fp4 and bool values lie in the file as unsigned views with the attributes `logical_dtype` and
+`encoding='bitview'`. float32 holds each of the small floats exactly, so decoding loses nothing but the payload of a
+NaN.
 """
 
 import numpy as np
@@ -13,6 +14,8 @@ BITVIEWS = {
     "float8_e4m3fn": np.dtype(np.uint8),
     "float8_e5m2": np.dtype(np.uint8),
     "float8_e8m0fnu": np.dtype(np.uint8),
+    "float4_e2m1fn_x2": np.dtype(np.uint8),
+    "bool": np.dtype(np.uint8),
 }
 NATIVE = {
     name: np.dtype(name)
@@ -71,8 +74,13 @@ _VALUES = {
 }
 
 
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
 def decode(bits: np.ndarray, logical: str) -> np.ndarray:
-    """Stored bits -> numbers of the same shape: float32 for bf16 and fp8, otherwise the array itself.
+    """Stored bits -> numbers of the same shape: float32 for bf16 and fp8, bool, otherwise the array itself.
+
+    fp4 is packed by two, the first in the low half of a byte: float32 with a last axis twice as long.
 
     Raises TraceFormatError if the dtype is unknown or the bits have another width than it.
     """
@@ -81,6 +89,10 @@ def decode(bits: np.ndarray, logical: str) -> np.ndarray:
         raise TraceFormatError(f"values tagged {logical} are stored as {bits.dtype}, expected {want}")
     if logical == "bfloat16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
+    if logical == "float4_e2m1fn_x2":
+        return _FP4[np.stack((bits & 15, bits >> 4), axis=-1)].reshape(*bits.shape[:-1], -1)
+    if logical == "bool":
+        return bits != 0
     if logical in _VALUES:
         return _VALUES[logical][bits]
     return bits
