@@ -121,8 +121,8 @@ SCRIPT = """
     with TraceWriter(sys.argv[1], force=True) as out:
         out.header(config={"a": 1}, provenance={}, tokens=Tokens(np.arange(4), list("abcd")))
         out.runs([run])
-        for layer in range(40):
-            out.state(0, f"layers.{layer}.hidden", np.arange(64), np.full((64, 512), layer, np.float32), "float32")
+        for layer in range(200):
+            out.state(0, f"layers.{layer}.hidden", np.arange(64), np.full((64, 64), layer, np.float32), "float32")
             print(layer, flush=True)
     print("end", flush=True)
 """
@@ -141,11 +141,12 @@ def test_sigkill_at_random_moments_leaves_a_partial_and_never_half_a_file(tmp_pa
         path.unlink(missing_ok=True)
         process = start(path)  # over whatever the last one left
         assert process.stdout.readline() == "start\n"
-        time.sleep(draw.uniform(0, 0.12))
+        heard = [process.stdout.readline() for _ in range(draw.randrange(40))]
+        time.sleep(draw.uniform(0, 0.01))
         process.kill()
         # Not communicate(): it would miss what the first readline took along.
         with process.stdout:
-            said = process.stdout.read().split()
+            said = ("".join(heard) + process.stdout.read()).split()
         process.wait()
         layers = [int(word) for word in said if word.isdecimal()]
         if path.exists():
