@@ -3,7 +3,7 @@
 from typing import Any
 
 from replayscope.inspector.classes import RULES, dtype_of
-from replayscope.inspector.smooth import smooth_shares
+from replayscope.inspector.smooth import SmoothShare, smooth_shares
 from replayscope.inspector.verdict import ArmRow, Verdict, arm_table, is_judged, verdict
 from replayscope.traces.reader import TraceReader
 
@@ -31,9 +31,10 @@ def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
     lines.append(
         "window KV by layer, from layer 0: relative L2 in [H-W, H), the worst cut; 0 identical, ~ inside the floor"
     )
+    smooth = smooth_shares(trace)
     data = {
         "arms": [row.__dict__ for row in rows],
-        "smooth": [s.__dict__ for s in smooth_shares(trace)],
+        "smooth": [s.__dict__ for s in smooth],
         "verdict": {
             "ok": judged.ok,
             "notes": judged.notes,
@@ -42,10 +43,10 @@ def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
             "bugs": [b.__dict__ for b in judged.bugs],
         },
     }
-    return "\n".join([*lines, *verdict_lines(trace, judged)]), data, judged.ok
+    return "\n".join([*lines, *verdict_lines(trace, judged, smooth)]), data, judged.ok
 
 
-def verdict_lines(trace: TraceReader, judged: Verdict) -> list[str]:
+def verdict_lines(trace: TraceReader, judged: Verdict, smooth: list[SmoothShare]) -> list[str]:
     """What was found: bugs in right arms, planted faults, and what limits the claims."""
     unexpected = [b for b in judged.bugs if not b.expected]
     planted = [r for r in trace.runs if r.arm.startswith("broken:")]
@@ -61,7 +62,7 @@ def verdict_lines(trace: TraceReader, judged: Verdict) -> list[str]:
         )
         out.append(f"planted faults: {sum(r.index in found for r in planted)} of {len(planted)} found{rest}")
         out += [f"MISSED {trace.runs[i].label}" for i in judged.missed]
-    out += _smooth_lines(trace)
+    out += _smooth_lines(smooth)
     return out + [f"note: {n}" for n in judged.notes]
 
 
@@ -77,10 +78,10 @@ def _right_arms(trace: TraceReader) -> str:
     return f"no bug in {told} of {len(right)} runs, {exact} in the others" if told else f"{exact}; no oracle ran"
 
 
-def _smooth_lines(trace: TraceReader) -> list[str]:
+def _smooth_lines(shares: list[SmoothShare]) -> list[str]:
     """Per arm that also ran with full's choices: how much of its divergence that leaves."""
     by_arm: dict[str, list[str]] = {}
-    for s in smooth_shares(trace):
+    for s in shares:
         place = {"window": "in the window", "suffix": "from H on"}[s.region]
         name = s.arm if s.semantics == "paper" else f"{s.arm} {s.semantics}"
         by_arm.setdefault(name, []).append(f"{s.point} {place} {s.share:.0%}")

@@ -101,7 +101,7 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
         if key not in index:
             mirror = request(shape, arm, cut, replay, job.suffix, semantics)
             index[key] = len(runs)
-            runs.append(replace_info(_run_info(c, mirror, len(runs)), arm=f"oracle:{arm}"))
+            runs.append(replace(_run_info(c, mirror, len(runs)), arm=f"oracle:{arm}"))
             line.oracle_runs.append((index[key], arm, mirror))
         return index[key]
 
@@ -114,13 +114,13 @@ def line_up(job: Job) -> tuple[Lineup, list[str]]:
         if runs_of[i] and (job.oracles or arm in wanted_oracles):
             at = oracle(arm, r.semantics, r.cut, r.replay) if arm != "full" else oracle("full")
             for one in runs_of[i]:
-                runs[one] = replace_info(runs[one], oracle=at)
+                runs[one] = replace(runs[one], oracle=at)
     for arm, semantics, cut, replay in _variants(job, sorted(wanted_oracles - {"full", *asked})):
         oracle(arm, semantics, cut, replay)
     for run in runs:
         line.exact[run.index] = _exact(shape, run, job.suffix)
         enters, leaves = line.exact[run.index]
-        runs[run.index] = replace_info(
+        runs[run.index] = replace(
             runs[run.index],
             exact_in=[intervals(m, run.start) for m in enters],
             exact_out=[intervals(m, run.start) for m in leaves],
@@ -154,11 +154,7 @@ def _left_out(refused: dict[str, list[tuple[int, UsageError]]]) -> list[str]:
 def _at_cut(run: RunInfo, index: int, shape: Shape, cut: int, suffix: int | None) -> RunInfo:
     """A noise run seen from a cut: the same rows, in the regions of an arm that replays one window there."""
     like = request(shape, "encoder", cut, None, suffix)
-    return replace_info(run, index=index, cut=cut, start=like.start, stop=like.stop)
-
-
-def replace_info(run: RunInfo, **changes: object) -> RunInfo:
-    return replace(run, **changes)
+    return replace(run, index=index, cut=cut, start=like.start, stop=like.stop)
 
 
 def _run_info(c: ModelConfig, r: Request, index: int) -> RunInfo:
@@ -238,7 +234,7 @@ def run(
     runs = list(line.runs)
     for i, own in enumerate(line.runs_of):
         for at in own:
-            runs[at] = replace_info(runs[at], cached_checked=check.compared[i], cached_changed=check.changed[i])
+            runs[at] = replace(runs[at], cached_checked=check.compared[i], cached_changed=check.changed[i])
     return fold, runs
 
 
