@@ -2,17 +2,11 @@
 
 import json
 from collections.abc import Callable
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any
 
+from replayscope.model.preset_files import presets as models
+
 Row = dict[str, Any]
-
-
-def models() -> dict[str, Traversable]:
-    """The presets: name -> file of weights inside the package."""
-    found = [file for file in files("replayscope.model").iterdir() if file.name.endswith(".safetensors")]
-    return {file.name.removesuffix(".safetensors"): file for file in sorted(found, key=lambda file: file.name)}
 
 
 def _models() -> list[Row]:

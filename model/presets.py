@@ -1,13 +1,13 @@
 """Finding a model by name: a preset inside the package, or a folder with a checkpoint."""
 
 import logging
-from importlib.resources import files
 from pathlib import Path
 
 import torch
 
 from replayscope.model.checkpoint import open_checkpoint
 from replayscope.model.manifest import weights_hash
+from replayscope.model.preset_files import presets
 from replayscope.model.streaming import streamed
 from replayscope.model.weights import Model, WeightsError
 
@@ -15,12 +15,6 @@ log = logging.getLogger(__name__)
 
 # Of the free memory, what weights may take: the rest is for states, and for what else runs.
 _SHARE = 0.7
-
-
-def presets() -> dict[str, Path]:
-    """name → weights file of the models that come with the package; the config lies beside it as .json."""
-    folder = Path(str(files("replayscope.model") / "config.py")).parent
-    return {f.stem: f for f in sorted(folder.glob("*.safetensors"))}
 
 
 def load_any(
