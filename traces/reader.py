@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import h5py
+import numpy as np
 
 from replayscope.traces import safe
 from replayscope.traces.dtypes import decode, storage_dtype
@@ -112,16 +113,15 @@ class TraceReader:
                 found += [(int(run), natural_name(name)) for name in stored if not name.endswith(".positions")]
             return sorted(found, key=lambda item: (item[0], natural_key(item[1])))
 
+    def positions(self, run: int, name: str) -> np.ndarray:
+        """Positions of the stored rows of one hook point in one run, without its values."""
+        with safe.open_trace(self.path) as file:
+            return safe.dataset(self._stored(file, run, name), stored_name(name) + ".positions")[:]
+
     def state(self, run: int, name: str, rows: slice = slice(None)) -> State:
         """Raw values of one hook point in one run; `rows` selects stored rows, and only those are read."""
         with safe.open_trace(self.path) as file:
-            group = _find(file, "states", f"{run:04d}")
-            stored = stored_name(name)
-            if stored not in group:
-                have = sorted(
-                    (natural_name(n) for n in safe.names(group) if not n.endswith(".positions")), key=natural_key
-                )
-                raise TraceError(f"run {run} of {self.path} stores no {name}; it stores {', '.join(have)}")
+            group, stored = self._stored(file, run, name), stored_name(name)
             data, positions = safe.dataset(group, stored), safe.dataset(group, stored + ".positions")
             logical = safe.attribute(data, "logical_dtype")
             if not isinstance(logical, str):
@@ -130,6 +130,14 @@ class TraceReader:
                 raise TraceFormatError(f"{self.path}: {data.name} does not fit its dtype tag or its positions")
             bits = data[rows]
             return State(positions[rows], decode(bits, logical), logical, bits)
+
+    def _stored(self, file: h5py.File, run: int, name: str) -> h5py.Group:
+        """The states of a run, among which is the one named."""
+        group = _find(file, "states", f"{run:04d}")
+        if stored_name(name) not in group:
+            have = sorted((natural_name(n) for n in safe.names(group) if not n.endswith(".positions")), key=natural_key)
+            raise TraceError(f"run {run} of {self.path} stores no {name}; it stores {', '.join(have)}")
+        return group
 
     def texts(self) -> list[str]:
         """Names of the stored texts."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from replayscope.ui.grid import ABSENT, BUG, DESIGN, FLIP, IDENTICAL, NOISE, Chart, Grid, MapChart
+from replayscope.ui.grid import ABSENT, BUG, DESIGN, FLIP, IDENTICAL, NOISE, Grid, MapChart
+from replayscope.ui.heading import heading, message
 from replayscope.ui.marks import add_marks, add_outline, add_patches, add_points
 from replayscope.ui.theme import LIGHT, count, escape, number, template
 
@@ -36,12 +36,7 @@ def draw(chart: MapChart, height: int | None = None) -> go.Figure:
         add_points(figure, grid)
         add_marks(figure, chart)
     _axes(figure, chart)
-    message = _message(grid)
-    if message:
-        figure.add_annotation(
-            text=escape(message), x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False,
-            bgcolor=LIGHT.card, bordercolor=LIGHT.line, borderpad=8, font={"size": 13, "color": LIGHT.ink},
-        )  # fmt: skip
+    message(figure, _message(grid))
     key = [trace.name for trace in _traces(figure) if trace.type != "heatmap" and trace.showlegend is not False]
     heading(figure, chart, height or max(280, min(560, 170 + 22 * rows)), key, [int(c) for c in grid.start])
     facts: Any = figure.layout["meta"]
@@ -51,25 +46,6 @@ def draw(chart: MapChart, height: int | None = None) -> go.Figure:
 
 def _traces(figure: go.Figure) -> tuple:
     return figure.data  # type: ignore[return-value]
-
-
-def heading(figure: go.Figure, chart: Chart, height: int, key: list, columns: list[int], width: int = 100) -> None:
-    """Title and sentence, wrapped for `width` characters, with the margin they need, in pixels.
-
-    key, columns: what a page needs to write the key beside the figure and to know what was clicked.
-    """
-    sentence = " · ".join((chart.sentence, *chart.notes))
-    title, below = _wrap(chart.title, width), _wrap(sentence, int(width * 1.4))
-    lines = title.count("<br>") + below.count("<br>")
-    figure.update_layout(
-        height=height + 26 * lines,
-        title={"text": title, "subtitle": {"text": below}, "pad": {"t": 18 + 12 * title.count("<br>")}},
-        margin={"t": 84 + 26 * lines},
-        meta={
-            "title": chart.title, "sentence": chart.sentence, "notes": list(chart.notes),
-            "key": key, "columns": columns, "height": height + 26 * lines,
-        },
-    )  # fmt: skip
 
 
 def _fitted(chart: MapChart) -> MapChart:
@@ -112,8 +88,8 @@ def _cells(figure: go.Figure, chart: MapChart) -> None:
         text=np.where(shown, text, "").tolist(),
         name="magnitude", zmin=low, zmax=high, colorscale=scale.colours,
         colorbar={
-            "title": {"text": escape(scale.label), "side": "top", "font": {"size": 11, "color": LIGHT.dim}},
-            "tickvals": places, "ticktext": texts, "tickfont": {"size": 11, "color": LIGHT.dim},
+            "title": {"text": escape(scale.label), "side": "top", "font": {"size": 12, "color": LIGHT.dim}},
+            "tickvals": places, "ticktext": texts, "tickfont": {"size": 12, "color": LIGHT.dim},
             "thickness": 10, "len": 1, "outlinewidth": 0, "ticklen": 3, "tickcolor": LIGHT.line, "xpad": 12, "ypad": 0,
         },
         **base,
@@ -212,8 +188,3 @@ def _message(grid: Grid) -> str:
     if not np.isfinite(grid.value).any():
         return "no finite values"
     return ""
-
-
-def _wrap(text: str, width: int) -> str:
-    """Escaped text with <br> between lines of at most `width` characters."""
-    return "<br>".join(escape(line) for line in textwrap.wrap(text, width) or [""])

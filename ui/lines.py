@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
 
+from replayscope.ui.axis import LogAxis
 from replayscope.ui.grid import Chart
-from replayscope.ui.heatmap import heading
+from replayscope.ui.heading import heading, message
 from replayscope.ui.theme import LIGHT, count, escape, number, template
 
-MAX_DECADES = 8
 DASHES = ("solid", "dash", "dot", "dashdot")
 CSS_DASH = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dashed"}
 
@@ -47,61 +46,13 @@ class LineChart(Chart):
     window: int | None = None
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """log10 of values: at most eight decades low … high, and lanes beyond them, for 0 or less than low and for inf.
-
-    below: what the lower lane is called, empty without one.
-    """
-
-    low: int
-    high: int
-    below: str
-    infinite: bool
-
-    @classmethod
-    def over(cls, values: np.ndarray) -> _Axis:
-        finite = values[np.isfinite(values) & (values > 0)]
-        low, high = (math.floor(np.log10(finite.min())), math.ceil(np.log10(finite.max()))) if finite.size else (-6, 0)
-        high = max(high, low + 1)
-        cropped = low < high - MAX_DECADES
-        low = max(low, high - MAX_DECADES)
-        below = f"≤ {number(10.0**low)}" if cropped else "0" if (values == 0).any() else ""
-        return cls(low, high, below, bool(np.isposinf(values).any()))
-
-    @property
-    def lane(self) -> float:
-        return 0.08 * (self.high - self.low) + 0.05
-
-    def place(self, values: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            y = np.log10(values)
-        y = np.where(values < 10.0**self.low, self.low - self.lane, y)
-        return np.where(np.isposinf(values), self.high + self.lane, y)
-
-    @property
-    def range(self) -> list[float]:
-        below = 1.6 * self.lane if self.below else 0.03 * (self.high - self.low)
-        return [self.low - below, self.high + (1.6 * self.lane if self.infinite else 0.03 * (self.high - self.low))]
-
-    def ticks(self) -> tuple[list[float], list[str]]:
-        step = max(1, math.ceil((self.high - self.low) / 7))
-        places = [float(e) for e in range(self.low, self.high + 1, step)]
-        texts = [number(10.0**e) for e in places]
-        if self.below:
-            places, texts = [self.low - self.lane, *places], [self.below, *texts]
-        if self.infinite:
-            places, texts = [*places, self.high + self.lane], [*texts, "inf"]
-        return places, texts
-
-
 def draw_lines(chart: LineChart, height: int = 400) -> go.Figure:
     """A LineChart as a plotly figure in light colours; without a line it gives the axes and a message."""
     figure = go.Figure(layout={"template": template()})
     key: list = []
     everything = [values for line in chart.lines for values in (line.mean, line.largest, line.last)]
     floor = chart.floor if chart.floor is not None else np.full(len(chart.cuts), np.nan)
-    axis = _Axis.over(np.concatenate([*everything, floor[floor > 0]]) if everything else np.zeros(0))
+    axis = LogAxis.over(np.concatenate([*everything, floor[floor > 0]]) if everything else np.zeros(0))
     x = np.arange(len(chart.cuts))
     if chart.lines and np.isfinite(floor).any():
         _band(figure, x, axis, floor)
@@ -117,19 +68,15 @@ def draw_lines(chart: LineChart, height: int = 400) -> go.Figure:
     if axis.below and chart.lines:
         figure.add_hline(y=axis.low - axis.lane / 2, line={"color": LIGHT.line, "width": 1})
     _frame(figure, chart, axis)
-    message = "" if any(np.isfinite(v).any() for v in everything) else "nothing recorded for this choice"
-    if chart.lines and not message and all((v[~np.isnan(v)] == 0).all() for v in everything):
-        message = "all zero: identical everywhere"
-    if message:
-        figure.add_annotation(
-            text=message, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, bgcolor=LIGHT.card,
-            bordercolor=LIGHT.line, borderpad=8, font={"size": 13, "color": LIGHT.ink},
-        )  # fmt: skip
+    said = "" if any(np.isfinite(v).any() for v in everything) else "nothing recorded for this choice"
+    if chart.lines and not said and all((v[~np.isnan(v)] == 0).all() for v in everything):
+        said = "all zero: identical everywhere"
+    message(figure, said)
     heading(figure, chart, height, key, list(chart.cuts))
     return figure
 
 
-def _band(figure: go.Figure, x: np.ndarray, axis: _Axis, floor: np.ndarray) -> None:
+def _band(figure: go.Figure, x: np.ndarray, axis: LogAxis, floor: np.ndarray) -> None:
     """The area under the noise floor: what lies in it is no finding."""
     low = axis.range[0]
     top = np.where(np.nan_to_num(floor) > 0, axis.place(floor), low)
@@ -143,7 +90,9 @@ def _band(figure: go.Figure, x: np.ndarray, axis: _Axis, floor: np.ndarray) -> N
     )  # fmt: skip
 
 
-def _line(figure: go.Figure, chart: LineChart, x: np.ndarray, axis: _Axis, line: Line, colour: str, dash: str) -> None:
+def _line(
+    figure: go.Figure, chart: LineChart, x: np.ndarray, axis: LogAxis, line: Line, colour: str, dash: str
+) -> None:
     unit = f" {chart.unit}" if chart.unit else ""
     n, flips = np.nan_to_num(line.n), np.nan_to_num(line.flips)
     text = [
@@ -174,7 +123,7 @@ def _line(figure: go.Figure, chart: LineChart, x: np.ndarray, axis: _Axis, line:
     )  # fmt: skip
 
 
-def _flips(figure: go.Figure, chart: LineChart, x: np.ndarray, axis: _Axis) -> list:
+def _flips(figure: go.Figure, chart: LineChart, x: np.ndarray, axis: LogAxis) -> list:
     """Orange marks on the line of an arm at the cuts where a most likely token changed."""
     at_x: list[float] = []
     at_y: list[float] = []
@@ -192,7 +141,7 @@ def _flips(figure: go.Figure, chart: LineChart, x: np.ndarray, axis: _Axis) -> l
     return ["flip"]
 
 
-def _frame(figure: go.Figure, chart: LineChart, axis: _Axis) -> None:
+def _frame(figure: go.Figure, chart: LineChart, axis: LogAxis) -> None:
     columns = len(chart.cuts)
     places, texts = axis.ticks()
     chosen: list[int] = []
@@ -212,6 +161,6 @@ def _frame(figure: go.Figure, chart: LineChart, axis: _Axis) -> None:
         figure.add_vline(x=past - 0.5, line={"color": LIGHT.ink, "width": 1, "dash": "dot"})
         figure.add_annotation(
             text=f"H > W = {count(chart.window)}", x=past - 0.5, y=1, yref="paper", yanchor="bottom", xanchor="left",
-            xshift=-4, showarrow=False, font={"size": 11, "color": LIGHT.dim},
+            xshift=-4, showarrow=False, font={"size": 12, "color": LIGHT.dim},
         )  # fmt: skip
     figure.update_layout(legend={"itemclick": False, "itemdoubleclick": False}, hovermode="closest")

@@ -122,7 +122,7 @@ def add_marks(figure: go.Figure, chart: MapChart) -> None:
             figure.add_annotation(
                 text=escape(label), x=at - 0.5, y=1, yref="paper", yanchor="bottom", showarrow=False,
                 xanchor="left" if at < columns * 0.9 else "right", xshift=-4 if at < columns * 0.9 else 4,
-                font={"size": 11, "color": LIGHT.accent if strong else LIGHT.dim},
+                font={"size": 12, "color": LIGHT.accent if strong else LIGHT.dim},
             )  # fmt: skip
     if chart.divider and 0 < chart.divider[0] < rows:
         row, label = chart.divider
@@ -132,5 +132,5 @@ def add_marks(figure: go.Figure, chart: MapChart) -> None:
         )  # fmt: skip
         figure.add_annotation(
             text=escape(label), x=1, xref="paper", xanchor="right", y=row - 0.5, yanchor="bottom", showarrow=False,
-            bgcolor=LIGHT.card, borderpad=2, opacity=0.85, font={"size": 10, "color": LIGHT.dim},
+            bgcolor=LIGHT.card, borderpad=2, opacity=0.85, font={"size": 11, "color": LIGHT.dim},
         )  # fmt: skip

@@ -163,14 +163,14 @@ def template() -> go.layout.Template:
         "ticks": "outside",
         "ticklen": 4,
         "tickcolor": LIGHT.line,
-        "tickfont": {"size": 11, "color": LIGHT.dim},
-        "title": {"font": {"size": 12, "color": LIGHT.dim}, "standoff": 8},
+        "tickfont": {"size": 12, "color": LIGHT.dim},
+        "title": {"font": {"size": 13, "color": LIGHT.dim}, "standoff": 8},
         "fixedrange": False,
         "automargin": True,
     }
     return go.layout.Template(
         layout={
-            "font": {"family": FONT, "size": 12, "color": LIGHT.ink},
+            "font": {"family": FONT, "size": 13, "color": LIGHT.ink},
             "paper_bgcolor": LIGHT.card,
             "plot_bgcolor": LIGHT.card,
             "colorway": list(LIGHT.arms),
@@ -179,7 +179,7 @@ def template() -> go.layout.Template:
             "hoverlabel": {
                 "bgcolor": LIGHT.card,
                 "bordercolor": LIGHT.line,
-                "font": {"family": FONT, "size": 12, "color": LIGHT.ink},
+                "font": {"family": FONT, "size": 13, "color": LIGHT.ink},
                 "align": "left",
             },
             "title": {
@@ -190,7 +190,7 @@ def template() -> go.layout.Template:
                 "y": 1,
                 "yanchor": "top",
                 "pad": {"t": 18},
-                "font": {"size": 16, "color": LIGHT.ink, "weight": 600},
+                "font": {"size": 17, "color": LIGHT.ink, "weight": 600},
                 "subtitle": {"font": {"size": 12, "color": LIGHT.dim}},
             },
             "legend": {
@@ -203,7 +203,7 @@ def template() -> go.layout.Template:
                 "font": {"size": 12, "color": LIGHT.dim},
                 "bgcolor": "#0000",
             },
-            "margin": {"l": 48, "r": 24, "t": 84, "b": 64},
+            "margin": {"l": 48, "r": 24, "t": 88, "b": 64},
             "dragmode": "zoom",
         }
     )

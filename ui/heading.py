@@ -1,0 +1,55 @@
+"""What stands above every figure: its title, the sentence below it, and the message of a figure without content."""
+
+from __future__ import annotations
+
+import textwrap
+
+import plotly.graph_objects as go
+
+from replayscope.ui.grid import Chart
+from replayscope.ui.theme import LIGHT, escape
+
+# Characters that fit beside the margins of an image 1,100 pixels wide, in DejaVu Sans, the widest font of the stack.
+TITLE_WIDTH, SENTENCE_WIDTH = 108, 158
+
+
+def heading(figure: go.Figure, chart: Chart, height: int, key: list, columns: list[int]) -> None:
+    """Title and sentence, wrapped, with the margin they need, in pixels; `height` is that of a title of one line each.
+
+    key, columns: what a page needs to write the key beside the figure and to know what was clicked.
+    """
+    title = wrap(chart.title, TITLE_WIDTH)
+    below = wrap(" · ".join((chart.sentence, *chart.notes)), SENTENCE_WIDTH)
+    over = 22 * (len(title) - 1) + 17 * (len(below) - 1)
+    figure.update_layout(
+        height=height + over,
+        title={
+            "text": "<br>".join(title), "subtitle": {"text": "<br>".join(below)},
+            "pad": {"t": 18 + 11 * (len(title) - 1)},
+        },
+        margin={"t": 88 + over},
+        meta={
+            "title": chart.title, "sentence": chart.sentence, "notes": list(chart.notes),
+            "key": key, "columns": columns, "height": height + over,
+        },
+    )  # fmt: skip
+
+
+def message(figure: go.Figure, text: str) -> None:
+    """A box in the middle that says why there is nothing to see; empty text leaves the figure as it is."""
+    if text:
+        figure.add_annotation(
+            text=escape(text), x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, bgcolor=LIGHT.card,
+            bordercolor=LIGHT.line, borderpad=8, font={"size": 14, "color": LIGHT.ink},
+        )  # fmt: skip
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Escaped lines of at most `width` characters and of about equal length: no single word stands alone."""
+    lines = textwrap.wrap(text, width) or [""]
+    for narrower in range(width - 1, width // 2, -1):
+        again = textwrap.wrap(text, narrower)
+        if len(again) > len(lines):
+            break
+        lines = again or [""]
+    return [escape(line) for line in lines]
