@@ -1,15 +1,14 @@
-"""What `mini` can do: bits per byte of held-out text, passkeys at a distance, and what the global path buys."""
+"""What `mini` can do: bits per byte of held-out text, its tasks, and what the global path buys."""
 
 import json
 import math
-import random
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from replayscope.model import checkpoint, synthetic, tokenizer, weights
+from replayscope.model import checkpoint, tasks, tokenizer, weights
 from replayscope.model.config import ModelConfig
 from replayscope.model.ngram import NGram
 from replayscope.model.train_data import Corpus
@@ -17,7 +16,7 @@ from replayscope.model.train_forward import forward
 
 TOKENS = 2000
 FAR = 512  # position from which on the global path has something that no window reaches
-DISTANCES = (256, 512, 1024)
+LENGTHS = (512, 1024)
 
 
 @torch.no_grad()
@@ -29,17 +28,16 @@ def bits(model: weights.Model, ids: list[int], selection: str = "sparse") -> Ten
 
 
 @torch.no_grad()
-def passkey_accuracy(model: weights.Model, filler: str, distance: int, trials: int, selection: str = "sparse") -> float:
-    """Share of prompts whose four digits are all the likeliest, ``distance`` bytes after they were said."""
-    rng, right = random.Random(distance), 0
-    for _ in range(trials):
-        said, asked = synthetic.passkey(rng)
-        start = rng.randrange(len(filler) - distance - 200)
-        middle = filler[start + 100 :][: distance - len(asked.before)]
-        text = filler[start : start + 100] + said.text + middle + asked.before + asked.payload
-        ids = torch.tensor([tokenizer.encode(text)])
-        best = forward(model, ids[:, :-1], selection).logits[0, -len(asked.payload) :].argmax(-1)
-        right += bool((best == ids[0, -len(asked.payload) :]).all())
+def exact_share(model: weights.Model, task: str, filler: str, length: int, trials: int, selection: str) -> float:
+    """Share of prompts of ``length`` tokens after which every byte of the answer is the likeliest."""
+    right = 0
+    for seed in range(trials):
+        place = tasks.PLACES[seed % len(tasks.PLACES)]
+        sample = tasks.make(task, seed, length, place, "short", filler)
+        ids = torch.tensor([tokenizer.encode(sample.prompt + sample.answer)])
+        answer = ids[0, -len(sample.answer) :]
+        best = forward(model, ids[:, :-1], selection).logits[0, -len(answer) :].argmax(-1)
+        right += bool((best == answer).all())
     return right / trials
 
 
@@ -47,7 +45,7 @@ def report(path: Path, corpus: Corpus, texts: dict[str, str], trials: int = 50) 
     """Figures of the stored weights (as they will be read) on held-out ``texts``, as strings for their file's header.
 
     Bits per byte are means over the first 2,000 bytes of a text, from the fifth on, which is where the baseline starts;
-    the global gain is over those from ``FAR`` on. The filler of the passkey prompts is the text named prose.
+    the global gain is over those from ``FAR`` on. The filler of the tasks is the text named prose.
     """
     config = ModelConfig.load(path.with_suffix(".json"))
     model = weights.build(config, checkpoint.read_tensors(path, config, torch.float32))
@@ -61,13 +59,12 @@ def report(path: Path, corpus: Corpus, texts: dict[str, str], trials: int = 50) 
             "5-gram": round(baseline.bits_per_byte(bytes(ids)), 4),
         }
         gain[name] = {"with": round(float(whole[FAR:].mean()), 4), "without": round(float(local[FAR:].mean()), 4)}
-    keys = {
-        selection: {str(d): passkey_accuracy(model, texts["prose"], d, trials, selection) for d in DISTANCES}
-        for selection in ("sparse", "dense")
+    scores = {
+        str(n): {t: exact_share(model, t, texts["prose"], n, trials, "sparse") for t in tasks.TASKS} for n in LENGTHS
     }
     return {
         "bits_per_byte": json.dumps(held_out),
         "global_gain": json.dumps(gain),
-        "passkey": json.dumps(keys),
-        "passkey_trials": str(trials),
+        "scores": json.dumps(scores),
+        "trials": str(trials),
     }

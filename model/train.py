@@ -13,17 +13,18 @@ import math
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from replayscope.model import evaluate, mini, train_data
+from replayscope.model import checkpoint, evaluate, mini, tasks, train_data
 from replayscope.model.optim import Muon
-from replayscope.model.train_forward import forward
+from replayscope.model.train_forward import Pass, Replay, forward
 
 # The embedded samples: like the corpus, found in the repository, since this package may not import the one above it.
 HELD_OUT = Path(__file__).parents[1] / "inspector" / "samples"
@@ -31,64 +32,128 @@ HELD_OUT_FILES = {"prose": "prose.txt", "code": "code.py.txt", "tools": "tools.j
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Every number that the result depends on. Stages are (progress from which it holds, value), in order."""
+class Stage:
+    """Sequences of ``length`` tokens with tasks up to ``level``, until they are solved or progress is ``latest``."""
 
-    tokens: int = 3_200_000
+    length: int
+    level: int
+    latest: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every number that the result depends on. ``gates``: tasks that end a stage when ``solved`` of their answers are
+    right. ``replay_share``: share of the steps that rebuild windows as bounded replay does, at a random cut."""
+
+    tokens: int = 14_000_000
     batch_tokens: int = 2048
-    lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.3, 512), (0.8, 1024))
-    distil_from: float = 0.25
-    sparse_from: float = 0.667
+    stages: tuple[Stage, ...] = (
+        Stage(128, 1, 0.12),
+        Stage(128, 2, 0.2),
+        Stage(256, 3, 0.36),
+        Stage(512, 3, 0.6),
+        Stage(1024, 3, 1.0),
+    )
+    gates: tuple[str, ...] = ("passkey", "chain", "mode")
+    solved: float = 0.9
+    distil_from: float = 0.35
+    sparse_from: float = 0.7
     distil_share: float = 0.125
+    text_share: tuple[float, float] = (0.2, 1.0)
+    text_full: float = 0.5
     matrix_lr: float = 0.02
     other_lr: float = 4e-3
-    warmup: float = 0.02
+    warmup: float = 0.01
+    decay_from: float = 0.55
     betas: tuple[float, float] = (0.9, 0.97)
     clip: float = 1.0
     balance_rate: float = 0.01
-    mix: dict[str, float] = field(default_factory=lambda: dict(train_data.MIX))
-
-    def length(self, progress: float) -> int:
-        return [n for start, n in self.lengths if progress >= start][-1]
+    replay_share: float = 0.0
 
     def rate(self, progress: float) -> float:
-        """Warm-up to 1, then a cosine to 0."""
+        """Warm-up to 1, constant, then a line to 0."""
         if progress < self.warmup:
             return progress / self.warmup
-        return 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
+        return min(1.0, (1 - progress) / (1 - self.decay_from))
+
+    def text_weight(self, progress: float) -> float:
+        """Weight of the mean loss of a text byte against the mean loss of an answer."""
+        low, high = self.text_share
+        return low + (high - low) * min(1.0, progress / self.text_full)
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
+# What turns `mini` into `mini-replay`: a short second training at a fifth of the rate, most steps with a replay.
+FINE_TUNE = Recipe(
+    tokens=1_600_000,
+    stages=(Stage(1024, 3, 1.0),),
+    distil_from=0.0,
+    sparse_from=0.0,
+    text_share=(1.0, 1.0),
+    matrix_lr=0.004,
+    other_lr=8e-4,
+    decay_from=0.1,
+    replay_share=0.75,
+)
+MEMORY = 0.99  # of the running accuracy of a task, per batch that asks for it
+
+
 class Trainer:
     """Model, optimisers and counters of one run."""
 
-    def __init__(self, recipe: Recipe, seed: int, config: mini.ModelConfig = mini.CONFIG) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        seed: int,
+        config: mini.ModelConfig = mini.CONFIG,
+        start: dict[str, Tensor] | None = None,
+    ) -> None:
+        """``start``: fp32 tensors under official names to go on from; random ones by default."""
         self.recipe, self.seed, self.config = recipe, seed, config
         self.corpus = train_data.load_corpus()
-        self.model, self.params = mini.trainable(config, mini.initial_tensors(config, seed))
+        self.model, self.params = mini.trainable(config, start or mini.initial_tensors(config, seed))
         matrix = [p for k, p in self.params.items() if p.requires_grad and is_matrix(k, p)]
         other = [p for k, p in self.params.items() if p.requires_grad and not is_matrix(k, p)]
         self.muon = Muon(matrix)
         self.adam = torch.optim.AdamW(other, lr=recipe.other_lr, betas=recipe.betas, eps=1e-10, weight_decay=0.0)
         self.rng = torch.Generator().manual_seed(seed)
-        self.steps = self.tokens = 0
+        self.steps = self.tokens = self.stage = 0
+        self.seconds = 0.0
+        self.right = dict.fromkeys(tasks.TASKS, 0.0)
+        self.curve: list[dict[str, float]] = []
 
     def step(self, progress: float) -> dict[str, float]:
-        """One update; returns loss (nats per byte over weighted bytes), distil, and the lightest expert's load."""
+        """One update; returns bits per text byte, nats per answer, distil, and the lightest expert's load."""
         r = self.recipe
-        n = r.length(progress)
-        made = train_data.batch(self.corpus, self.seed, self.steps, r.batch_tokens // n, n)
-        ids, weights = (torch.from_numpy(a) for a in made)
-        sparse = progress >= r.sparse_from
+        while self.stage + 1 < len(r.stages) and (progress >= r.stages[self.stage].latest or self._solved()):
+            self.stage += 1
+            # A longer text, or a harder task, has to be shown to be solved again.
+            self.right = {k: 0.5 * v for k, v in self.right.items()}
+        stage = r.stages[self.stage]
+        n = stage.length
+        made = train_data.batch(self.corpus, self.seed, self.steps, r.batch_tokens // n, n, stage.level)
+        ids, text = torch.from_numpy(made.ids), torch.from_numpy(made.text)
+        selection = "sparse" if progress >= r.sparse_from else "dense"
         rows = None
         if progress >= r.distil_from:
             rows = torch.randperm(n, generator=self.rng)[: int(n * r.distil_share)].sort().values
-        out = forward(self.model, ids[:, :-1], "sparse" if sparse else "dense", rows)
-        nats = F.cross_entropy(out.logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view_as(weights)
-        loss = (nats * weights).sum() / weights.sum()
-        (loss + out.distil).backward()
+        inputs, first = ids[:, :-1], 0
+        replay = None
+        if float(torch.rand((), generator=self.rng)) < r.replay_share:
+            with torch.no_grad():
+                full = forward(self.model, inputs, selection)
+            replay, first = self._replay(full, n)
+        out = forward(self.model, inputs, selection, rows, replay)
+        nats = F.cross_entropy(out.logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view_as(text)
+        # Rows before the replayed ones' end have no output in a replay.
+        text = text & (torch.arange(n) >= first)
+        answers = made.answers[made.answers[:, 1] >= first]
+        per_answer = [nats[i, a:b].mean() for i, a, b, _ in answers]
+        answer_loss = torch.stack(per_answer).mean() if per_answer else nats.new_zeros(())
+        text_loss = nats[text].mean()
+        (r.text_weight(progress) * text_loss + answer_loss + out.distil).backward()
         leaves = [p for p in self.params.values() if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(leaves, r.clip)
         if not torch.isfinite(norm):
@@ -102,23 +167,51 @@ class Trainer:
         with torch.no_grad():
             for layer, load in zip(self.model.layers, out.loads, strict=True):
                 layer.experts.bias.add_((load.mean() - load).sign(), alpha=r.balance_rate * rate)
+        self._remember(out.logits.detach().argmax(-1) == ids[:, 1:], answers)
         self.steps += 1
-        self.tokens += weights.numel()
-        text = weights == 1
+        self.tokens += text.numel()
         return {
-            "bits": float(nats.detach()[text].mean()) / math.log(2),
-            "answers": float(nats.detach()[weights > 1].mean()) / math.log(2) if (weights > 1).any() else math.nan,
+            "bits": float(text_loss.detach()) / math.log(2),
+            "answers": float(answer_loss.detach()),
             "distil": float(out.distil.detach()),
             "lightest": float(out.loads.min()),
         }
 
+    def _solved(self) -> bool:
+        return all(self.right[k] >= self.recipe.solved for k in self.recipe.gates)
+
+    def _remember(self, right: Tensor, answers: np.ndarray) -> None:
+        names = list(tasks.TASKS)
+        for number in set(answers[:, 3].tolist()):
+            exact = [bool(right[i, a:b].all()) for i, a, b, t in answers if t == number]
+            # As many steps back as there were answers, so that a rare task is not judged by a few.
+            kept = MEMORY ** len(exact)
+            self.right[names[number]] = kept * self.right[names[number]] + (1 - kept) * sum(exact) / len(exact)
+
+    def _replay(self, full: Pass, n: int) -> tuple[Replay, int]:
+        """A replay of the encoder, the decoder or both, and the first row whose output counts."""
+        c = self.config
+        draw = [int(torch.randint(0, top, (), generator=self.rng)) for top in (n // 4, n // 4, 3)]
+        cut = 2 + 2 * draw[0]
+        end = cut + draw[1]
+        encoder, decoder = draw[2] != 1, draw[2] != 0
+        tail = max(0, end - c.sliding_window) if decoder else 0
+        start = max(0, cut - c.sliding_window) if encoder else 0
+        starts = tuple(max(start, tail if l >= c.decoder_start else 0) for l in c.layers)
+        return Replay(cut if encoder else 0, starts, full), end if decoder else cut
+
     def run(self, minutes: float, checkpoint: Path | None = None, every: float = 5.0) -> dict[str, str]:
-        """Train until the recipe's tokens or the minutes are used up; returns what is worth storing about the run."""
-        start = saved = last = time.monotonic()
+        """Train until the recipe's tokens or the minutes are used up; returns what is worth storing about the run.
+
+        ``checkpoint``: where the state is kept every few minutes, so that `resume` can go on from it.
+        """
+        begin = saved = last = time.monotonic()
+        before = self.seconds
         paced = "tokens"
         while True:
+            self.seconds = before + time.monotonic() - begin
             by_tokens = self.tokens / self.recipe.tokens
-            by_clock = (time.monotonic() - start) / (60 * minutes)
+            by_clock = self.seconds / (60 * minutes)
             if by_clock > by_tokens and by_clock > 0.05:
                 paced = "clock"
             progress = max(by_tokens, by_clock if by_clock > 0.05 else 0.0)
@@ -126,25 +219,58 @@ class Trainer:
                 break
             seen = self.step(progress)
             now = time.monotonic()
-            if now - last > 10:
+            if now - last > 15:
                 last = now
-                line = " ".join(f"{k} {v:.3f}" for k, v in seen.items())
-                print(f"{now - start:6.0f} s  step {self.steps}  tokens {self.tokens}  {progress:.3f}  {line}",
-                      file=sys.stderr, flush=True)  # fmt: skip
+                seen = {"progress": progress, "tokens": self.tokens, "stage": self.stage, **seen, **self.right}
+                self.curve.append({k: round(v, 4) for k, v in seen.items()})
+                line = " ".join(f"{k} {v:.3g}" for k, v in seen.items() if k != "tokens")
+                print(f"{self.seconds:6.0f} s  tokens {self.tokens}  {line}", file=sys.stderr, flush=True)
             if checkpoint and now - saved > 60 * every:
                 saved = now
-                store(checkpoint, self.params, self.config, {"stage": f"unfinished, progress {progress:.3f}"})
+                self.save(checkpoint)
         return {
             "seed": str(self.seed),
             "tokens": str(self.tokens),
             "steps": str(self.steps),
-            "seconds": f"{time.monotonic() - start:.0f}",
+            "seconds": f"{self.seconds:.0f}",
             "paced_by": paced,
             "threads": str(torch.get_num_threads()),
             "recipe": json.dumps(asdict(self.recipe), sort_keys=True),
             "recipe_hash": self.recipe.digest(),
             "torch": torch.__version__,
         }
+
+    def save(self, path: Path) -> None:
+        """Everything that `resume` needs, replaced as a whole."""
+        partial = path.with_name(path.name + ".partial")
+        state = {
+            "digest": self.recipe.digest(),
+            "params": {k: v.detach() for k, v in self.params.items()},
+            "muon": self.muon.buffers,
+            "adam": self.adam.state_dict(),
+            "rng": self.rng.get_state(),
+            "counters": {
+                k: getattr(self, k) for k in ("seed", "steps", "tokens", "stage", "seconds", "right", "curve")
+            },
+        }
+        torch.save(state, partial)
+        os.replace(partial, path)
+
+    def resume(self, path: Path) -> None:
+        """Go on where `save` left off. Raises ValueError where the recipe was another."""
+        state = torch.load(path, weights_only=True)
+        if state["digest"] != self.recipe.digest():
+            raise ValueError(f"{path.name} was left by a run of another recipe; give the same options, or another file")
+        with torch.no_grad():
+            for name, value in state["params"].items():
+                self.params[name].copy_(value)
+            for mine, theirs in zip(self.muon.buffers, state["muon"], strict=True):
+                for m, t in zip(mine, theirs, strict=True):
+                    m.copy_(t)
+        self.adam.load_state_dict(state["adam"])
+        self.rng.set_state(state["rng"])
+        for name, value in state["counters"].items():
+            setattr(self, name, value)
 
 
 def is_matrix(name: str, p: Tensor) -> bool:
@@ -169,13 +295,15 @@ def store(path: Path, params: dict[str, Tensor], config: mini.ModelConfig, about
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains mini on the CPU.")
-    parser.add_argument("--minutes", type=float, default=30.0, help="time allowed; the schedule ends with it")
-    parser.add_argument("--tokens", type=int, default=Recipe.tokens, help="tokens of the schedule, if time allows")
+    parser = argparse.ArgumentParser(description="Trains mini on the CPU, or with --from a replay-trained copy of it.")
+    parser.add_argument("--minutes", type=float, default=120.0, help="time allowed; the schedule ends with it")
+    parser.add_argument("--tokens", type=int, help="tokens of the schedule, if time allows")
+    parser.add_argument("--from", dest="start", type=Path, help="weights to fine-tune with bounded replay simulated")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--checkpoint", type=Path, help="where to keep the unfinished weights every few minutes")
+    parser.add_argument("--checkpoint", type=Path, help="where to keep the state every few minutes")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     options = parser.parse_args()
     for path in filter(None, (options.output, options.checkpoint)):
         if not path.parent.is_dir():
@@ -183,16 +311,21 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     # Subnormal probabilities far down a softmax slow a CPU manyfold.
     torch.set_flush_denormal(True)
+    recipe, start = (FINE_TUNE if options.start else Recipe()), None
     try:
-        trainer = Trainer(replace(Recipe(), tokens=options.tokens), options.seed)
-    except FileNotFoundError as e:
+        if options.start:
+            start = checkpoint.read_tensors(options.start, mini.CONFIG, torch.float32)
+        trainer = Trainer(replace(recipe, tokens=options.tokens or recipe.tokens), options.seed, start=start)
+        if options.resume:
+            trainer.resume(options.checkpoint)
+    except (FileNotFoundError, ValueError) as e:
         parser.error(str(e))
     about = trainer.run(options.minutes, options.checkpoint)
     store(options.output, trainer.params, trainer.config, about)
     texts = {name: (HELD_OUT / file).read_text(encoding="utf-8") for name, file in HELD_OUT_FILES.items()}
-    about |= evaluate.report(options.output, trainer.corpus, texts)
+    about |= evaluate.report(options.output, trainer.corpus, texts) | {"curve": json.dumps(trainer.curve)}
     store(options.output, trainer.params, trainer.config, about)
-    print(json.dumps({k: v for k, v in about.items() if k != "recipe"}, indent=1))
+    print(json.dumps({k: v for k, v in about.items() if k not in ("recipe", "curve")}, indent=1))
 
 
 if __name__ == "__main__":

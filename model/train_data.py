@@ -1,8 +1,4 @@
-"""Training sequences: crops of the corpus, some with synthetic tasks written into them. No torch.
-
-A sequence is ids [N + 1] and a weight for each id but the first: 1 for text, ``ANSWER_WEIGHT`` for bytes that can only
-be known by looking back, 0 for bytes that nothing can predict.
-"""
+"""Training sequences: crops of the corpus with tasks written into them. No torch."""
 
 import lzma
 import random
@@ -11,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from replayscope.model import synthetic
+from replayscope.model import tasks
 from replayscope.model.tokenizer import BOS
 
 CORPUS = Path(__file__).parent / "corpus"
 # Share of the sequences whose text is taken from each part.
-MIX = {"prose": 0.55, "code": 0.3, "logs": 0.15}
-TASK_SHARE = 0.5
-ANSWER_WEIGHT = 4.0
+MIX = {"prose": 0.5, "code": 0.35, "logs": 0.15}
+PLAIN_SHARE = 0.15
 BOS_SHARE = 0.1
+# Relative to each other; a chain can be asked for again and again, and needs it.
+TASK_WEIGHTS = {"passkey": 2, "hops": 2, "chain": 4, "mode": 2, "extract": 1, "edit": 1, "tools": 1}
+ROOM = 110  # characters of a sequence per task
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,18 @@ class Corpus:
         return b"\n".join(p.tobytes() for p in self.parts.values())
 
 
+@dataclass(frozen=True)
+class Batch:
+    """ids [B, N + 1]; text [B, N]: which targets are plain text; answers [K, 4]: row, first and last + 1 target, task.
+
+    The targets are the ids but the first. What nothing can predict is neither text nor answer.
+    """
+
+    ids: np.ndarray
+    text: np.ndarray
+    answers: np.ndarray
+
+
 def load_corpus(folder: Path = CORPUS) -> Corpus:
     """Raises FileNotFoundError where the corpus is not, as in an installed wheel."""
     missing = [f"{name}.txt.xz" for name in MIX if not (folder / f"{name}.txt.xz").exists()]
@@ -42,40 +52,62 @@ def load_corpus(folder: Path = CORPUS) -> Corpus:
     return Corpus({name: np.frombuffer(text, np.uint8) for name, text in raw.items()})
 
 
-def sequence(corpus: Corpus, rng: random.Random, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids [length + 1] int64 and weights [length] float32 of one training sequence."""
+def batch(corpus: Corpus, seed: int, step: int, size: int, length: int, level: int) -> Batch:
+    """``size`` sequences of ``length`` targets with tasks up to ``level``; the same for the same arguments."""
+    rng = random.Random(f"{seed}/{step}")
+    made = [_sequence(corpus, rng, length, level) for _ in range(size)]
+    answers = [(i, *a) for i, (_, _, found) in enumerate(made) for a in found]
+    return Batch(
+        np.stack([ids for ids, _, _ in made]),
+        np.stack([text for _, text, _ in made]),
+        np.array(answers, np.int64).reshape(-1, 4),
+    )
+
+
+def _sequence(
+    corpus: Corpus, rng: random.Random, length: int, level: int
+) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, int]]]:
+    """ids [length + 1], text [length], and answers as (first target, last + 1, number of the task)."""
     part = corpus.parts[rng.choices(list(MIX), list(MIX.values()))[0]]
     start = rng.randrange(len(part) - length - 1)
-    text = part[start : start + length + 1]
-    pieces = synthetic.insertions(rng, length) if rng.random() < TASK_SHARE else []
-    ids, weights = with_pieces(text, pieces)
-    ids, weights = ids[: length + 1].astype(np.int64), weights[: length + 1]
+    names = _tasks(rng, length) if rng.random() >= PLAIN_SHARE else []
+    ids, text, answers = _written(part[start : start + length + 1], tasks.pieces(rng, length, level, names))
+    ids, text = ids[: length + 1].astype(np.int64), text[: length + 1]
     if rng.random() < BOS_SHARE:
-        ids[0] = BOS
-    return ids, weights[1:]
+        ids[0], text[0] = BOS, False
+    return ids, text[1:], [(a - 1, b - 1, t) for a, b, t in answers if a >= 1 and b <= length + 1]
 
 
-def with_pieces(text: np.ndarray, pieces: list[tuple[int, synthetic.Piece]]) -> tuple[np.ndarray, np.ndarray]:
-    """``text`` with pieces written in at their places in the result (they push the text behind them back)."""
-    ids, weights = [], []
+def _tasks(rng: random.Random, length: int) -> list[str]:
+    """Different ones, for two of a kind would make each other's questions ambiguous."""
+    wanted = rng.randint(max(1, length // ROOM // 2), max(1, length // ROOM))
+    left, names = dict(TASK_WEIGHTS), []
+    for _ in range(min(wanted, len(left))):
+        name = rng.choices(list(left), list(left.values()))[0]
+        names.append(name)
+        del left[name]
+    return names
+
+
+def _written(
+    text: np.ndarray, pieces: list[tuple[int, tasks.Piece]]
+) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, int]]]:
+    """``text`` with pieces written in at their places in it; they push the text behind them back."""
+    numbers = {name: i for i, name in enumerate(tasks.TASKS)}
+    ids, plain, answers = [], [], []
     done = used = 0
     for place, piece in pieces:
-        gap = max(0, place - done)
+        gap = text[used : max(used, place)]
         raw = np.frombuffer(piece.text.encode(), np.uint8)
-        weight = np.ones(len(raw), np.float32)
-        at = len(piece.before)
-        weight[at : at + len(piece.payload)] = ANSWER_WEIGHT if piece.known else 0.0
-        ids += [text[used : used + gap], raw]
-        weights += [np.ones(len(text[used : used + gap]), np.float32), weight]
-        used += gap
-        done += gap + len(raw)
+        mask = np.ones(len(raw), bool)
+        mask[piece.start : piece.stop] = False
+        ids += [gap, raw]
+        plain += [np.ones(len(gap), bool), mask]
+        used += len(gap)
+        done += len(gap)
+        if piece.task is not None:
+            answers.append((done + piece.start, done + piece.stop, numbers[piece.task]))
+        done += len(raw)
     ids.append(text[used:])
-    weights.append(np.ones(len(text[used:]), np.float32))
-    return np.concatenate(ids), np.concatenate(weights)
-
-
-def batch(corpus: Corpus, seed: int, step: int, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids [size, length + 1] and weights [size, length] of one step, the same for the same seed and step."""
-    rng = random.Random(f"{seed}/{step}")
-    rows = [sequence(corpus, rng, length) for _ in range(size)]
-    return np.stack([r[0] for r in rows]), np.stack([r[1] for r in rows])
+    plain.append(np.ones(len(text[used:]), bool))
+    return np.concatenate(ids), np.concatenate(plain), answers

@@ -21,17 +21,7 @@ QUERY_BLOCK = 64
 
 
 @dataclass
-class Pass:
-    """logits [B, N, V]; distil: KL in nats summed over index sources, each a mean over the rows looked at;
-    loads [L, E]: share of the expert choices that went to each expert."""
-
-    logits: Tensor
-    distil: Tensor
-    loads: Tensor
-
-
-@dataclass
-class _Global:
+class GlobalEntries:
     """What the layers after a kv source read: KV, index keys, and the last choice of entries (bool, or None = all)."""
 
     entries: Tensor
@@ -39,18 +29,44 @@ class _Global:
     allowed: Tensor | None = None
 
 
-def forward(model: Model, ids: Tensor, selection: str, distil_rows: Tensor | None = None) -> Pass:
+@dataclass
+class Pass:
+    """logits [B, N, V]; distil: KL in nats summed over index sources, each a mean over the rows looked at;
+    loads [L, E]: share of the expert choices that went to each expert; sources: the global entries by source layer."""
+
+    logits: Tensor
+    distil: Tensor
+    loads: Tensor
+    sources: dict[int, GlobalEntries]
+
+
+@dataclass
+class Replay:
+    """A pass that rebuilds windows: rows from ``starts[l]`` on see no window key of layer l below it, and the global
+    entries of the first ``cut`` tokens (even, so that no pair straddles it) are those of ``full``."""
+
+    cut: int
+    starts: tuple[int, ...]
+    full: Pass
+
+
+def forward(
+    model: Model, ids: Tensor, selection: str, distil_rows: Tensor | None = None, replay: Replay | None = None
+) -> Pass:
     """One pass over ids [B, N]. ``selection``: "dense", "sparse" or "none" (no global attention at all).
 
     ``distil_rows`` [R]: query rows on which the indexers are trained to score entries as the attention of the layers
-    they serve weighs them; the gradient of that loss stays inside the indexers.
+    they serve weighs them; the gradient of that loss stays inside the indexers. Raises ValueError unless the model has
+    two residual streams.
     """
     c = model.config
+    if c.hc_mult != 2:
+        raise ValueError(f"this pass is written for two residual streams (hc_mult 2), the model has {c.hc_mult}")
     N = ids.shape[1]
     streams = F.embedding(ids, model.embed).unsqueeze(-2).expand(-1, -1, c.hc_mult, -1)
     mix = F.one_hot(torch.zeros_like(ids), c.hc_mult).to(model.embed.dtype)
     ropes = {flag: ops.rope_tables(c, flag, N, model.embed) for flag in (False, True)}
-    sources: dict[int, _Global] = {}
+    sources: dict[int, GlobalEntries] = {}
     wanted: dict[int, list[Tensor]] = {}
     scored: dict[int, Tensor] = {}
     pool, loads = None, []
@@ -65,6 +81,11 @@ def forward(model: Model, ids: Tensor, selection: str, distil_rows: Tensor | Non
         source = c.kv_source(l) if selection != "none" else None
         if source == l:
             sources[l] = _global_entries(c, w, x, ratio, cos, sin)
+            if replay is not None:
+                kept, own = replay.full.sources[l], sources[l]
+                e = replay.cut // ratio
+                own.entries = torch.cat((kept.entries[:, :e], own.entries[:, e:]), 1)
+                own.key = torch.cat((kept.key[:, :e], own.key[:, e:]), 1)
         shared = sources[source] if source is not None else None
         if shared is not None and w.indexer is not None:
             q_index = F.linear(qr.detach(), w.indexer.wq_b).unflatten(-1, (c.index_n_heads, -1))
@@ -85,7 +106,8 @@ def forward(model: Model, ids: Tensor, selection: str, distil_rows: Tensor | Non
                     scored[l] = scored[l].masked_fill(~shared.allowed[:, r], -math.inf)
         entries = shared.entries if shared is not None else kv[:, :0]
         allowed = shared.allowed if shared is not None else None
-        y, mass = _attend(c, w, q, kv, entries, ratio, allowed, distil_rows if shared is not None else None)
+        floor = replay.starts[l] if replay is not None else 0
+        y, mass = _attend(c, w, q, kv, entries, ratio, allowed, distil_rows if shared is not None else None, floor)
         picks = c.index_source(l)
         if mass is not None and picks is not None:
             wanted.setdefault(picks, []).append(mass)
@@ -97,10 +119,10 @@ def forward(model: Model, ids: Tensor, selection: str, distil_rows: Tensor | Non
         loads.append(load)
         streams = ops.expand(streams, y, post, comb)
     final = ops.rms_norm(ops.collapse(streams, mix), model.norm, c.rms_norm_eps)
-    return Pass(F.linear(final, model.head), _distil_loss(c, scored, wanted, final), torch.stack(loads))
+    return Pass(F.linear(final, model.head), _distil_loss(c, scored, wanted, final), torch.stack(loads), sources)
 
 
-def _global_entries(c: ModelConfig, w: Layer, x: Tensor, ratio: int, cos: Tensor, sin: Tensor) -> _Global:
+def _global_entries(c: ModelConfig, w: Layer, x: Tensor, ratio: int, cos: Tensor, sin: Tensor) -> GlobalEntries:
     """Global KV [B, E, D] and index keys [B, E, di] of a kv source; the keys pass no gradient on to the latent."""
     assert w.compressor is not None
     if ratio == 2:
@@ -113,7 +135,7 @@ def _global_entries(c: ModelConfig, w: Layer, x: Tensor, ratio: int, cos: Tensor
     latent = ops.rms_norm(pooled, w.compressor.norm, c.rms_norm_eps)
     first = slice(0, latent.shape[1] * ratio, ratio)
     key = ops.rms_norm(F.linear(latent.detach(), w.compressor.wk), w.compressor.k_norm, c.rms_norm_eps)
-    return _Global(ops.rotate(latent, cos[first], sin[first]), ops.rotate(key, cos[first], sin[first]))
+    return GlobalEntries(ops.rotate(latent, cos[first], sin[first]), ops.rotate(key, cos[first], sin[first]))
 
 
 def _index_scores(q: Tensor, weights: Tensor, key: Tensor, ratio: int, rows: Tensor) -> Tensor:
@@ -171,6 +193,7 @@ def _attend(
     ratio: int,
     allowed: Tensor | None,
     rows: Tensor | None,
+    floor: int,
 ) -> tuple[Tensor, Tensor | None]:
     """[B, N, h, D], and the attention probability on each entry, summed over heads, [B, R, E] for ``rows``."""
     N, W = kv.shape[1], c.sliding_window
@@ -180,7 +203,7 @@ def _attend(
         stop, low = min(at + QUERY_BLOCK, N), max(0, at - W + 1)
         seen = stop // ratio if ratio else 0
         i, j = torch.arange(at, stop)[:, None], torch.arange(low, stop)
-        hidden = ((j > i) | (i - j >= W))[None]
+        hidden = ((j > i) | (i - j >= W) | ((i >= floor) & (j < floor)))[None]
         if allowed is not None:
             hidden = torch.cat((hidden.expand(len(q), -1, -1), ~allowed[:, at:stop, :seen]), -1)
         elif ratio and entries.shape[1]:
@@ -194,42 +217,22 @@ def _attend(
     return torch.cat(outs, 1), torch.cat(masses, 1) if masses else None
 
 
-class _Balance(torch.autograd.Function):
-    """``passes`` Sinkhorn divisions of comb [n (in), n (out), rows]: columns first, then rows and columns in turn."""
-
-    @staticmethod
-    def forward(ctx: Any, comb: Tensor, passes: int, eps: float) -> Tensor:
-        kept = []
-        for k in range(passes):
-            inverse = comb.sum(k % 2, keepdim=True).add_(eps).reciprocal_()
-            comb = comb * inverse
-            kept += [comb, inverse]
-        # Not as an attribute: the last of them is the output, and that cycle would never be freed.
-        ctx.save_for_backward(*kept)
-        return comb
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        g = grads[0]
-        # y = x/(Σx + eps) gives dx = (g - Σ g·y)/(Σx + eps).
-        kept = ctx.saved_tensors
-        for k in reversed(range(len(kept) // 2)):
-            y, inverse = kept[2 * k : 2 * k + 2]
-            g = (g - (g * y).sum(k % 2, keepdim=True)).mul_(inverse)
-        return g, None, None
-
-
 def _mhc(streams: Tensor, site: ops.Mix, c: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """ops.mhc with the rows last while the n × n matrices are balanced, where they are long runs in memory."""
+    """ops.mhc for two streams, whose matrix of weights is balanced by the formula of the limit.
+
+    A doubly stochastic 2 x 2 matrix has one number p, and scaling rows and columns keeps a·d/(b·c): so
+    p/(1-p) = sqrt(a·d/(b·c)), of which the logarithm is half of the logits' alternating sum. The passes that `ops.mhc`
+    makes end within its eps of it, and cost a fifth of a training step.
+    """
     n, eps = c.hc_mult, c.hc_eps
     u = streams.flatten(-2)
     z = F.linear(u, site.fn) * torch.rsqrt(u.square().mean(-1, keepdim=True) + c.rms_norm_eps)
     logits = site.base + z * torch.cat([site.scale[i].expand(k) for i, k in enumerate((n, n, n * n))])
     pre = torch.sigmoid(logits[..., :n]) + eps
     post = 2 * torch.sigmoid(logits[..., n : 2 * n])
-    comb = logits[..., 2 * n :].reshape(-1, n, n).permute(1, 2, 0).contiguous().softmax(1) + eps
-    comb = _Balance.apply(comb, 2 * c.hc_sinkhorn_iters - 1, eps)
-    return pre, post, comb.permute(2, 0, 1).unflatten(0, streams.shape[:-2])
+    a, b, c_, d = logits[..., 2 * n :].unbind(-1)
+    p = torch.sigmoid(0.5 * (a + d - b - c_))
+    return pre, post, torch.stack((p, 1 - p, 1 - p, p), -1).unflatten(-1, (2, 2))
 
 
 def _moe(x: Tensor, e: ops.Experts, c: ModelConfig) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from replayscope.model import checkpoint, mini, reference, train
 from replayscope.model.config import ModelConfig
 from replayscope.model.optim import orthogonalised
-from replayscope.model.train_forward import forward
+from replayscope.model.train_forward import Replay, forward
 
 TINY = replace(
     mini.CONFIG,
@@ -20,6 +20,10 @@ TINY = replace(
     index_topk=6,
     candidate_topk_blocks=6,
     candidate_block_size=2,
+    # The training pass takes the limit of the mixes' balancing at once: with as many passes, and as small an eps, the
+    # reference pass gets there too, and the two can be held together tightly.
+    hc_sinkhorn_iters=300,
+    hc_eps=1e-14,
 )
 ROWS = 301  # over two query blocks, odd, prime-ish
 
@@ -43,16 +47,59 @@ def test_training_pass_equals_the_reference_pass(tensors, selection):
             logits = expected = last.tensors["logits"]
         else:
             logits = forward(model, ids, selection, distil_rows=torch.arange(0, ROWS, 7)).logits
-            torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
+            # 300 balancing passes end within some 1e-10 of their limit; a wrong key or choice moves logits by 1e-3.
+            torch.testing.assert_close(logits, expected, rtol=1e-8, atol=1e-9)
         (logits * target).sum().backward()
         gradients.append({k: p.grad for k, p in params.items() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     for name, want in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], want, rtol=1e-8, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(gradients[1][name], want, rtol=1e-7, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def small_recipe():
-    return train.Recipe(tokens=10_000, batch_tokens=256, lengths=((0.0, 64), (0.5, 128)))
+def test_the_balancing_of_the_real_config_is_near_the_limit():
+    config = replace(TINY, hc_sinkhorn_iters=mini.CONFIG.hc_sinkhorn_iters, hc_eps=mini.CONFIG.hc_eps)
+    tensors = {k: v.double() for k, v in mini.initial_tensors(config, seed=3).items()}
+    ids = torch.randint(0, 264, (1, ROWS), generator=torch.Generator().manual_seed(5))
+    model, _ = mini.trainable(config, tensors)
+    with torch.no_grad():
+        *_, last = reference.dense_pass(model, ids, reference.Rules(selection="dense"))
+        got = forward(model, ids, "dense").logits
+    # Twenty passes end near the limit, not at it: 1.4e-4 in a logit was measured. Unbalanced mixes are off by 0.1.
+    torch.testing.assert_close(got, last.tensors["logits"], rtol=1e-3, atol=1e-3)
+
+
+def oracle_logits(model, ids, cut, start):
+    """Rows from ``start`` on, of the dense pass with a boundary there and the prefix's entries of an ordinary pass."""
+    whole = [f for f in reference.dense_pass(model, ids) if f.layer in TINY.kv_source_layer_ids]
+    prefix = {
+        f.layer: (cut // TINY.compress_ratios[f.layer], f.tensors["global_kv"], f.tensors["index_k"]) for f in whole
+    }
+    rules = reference.Rules(boundary=lambda layer: start, prefix=prefix if cut else {})
+    *_, last = reference.dense_pass(model, ids, rules)
+    return last.tensors["logits"][0, start:]
+
+
+@pytest.mark.parametrize(("cut", "starts"), [(64, 56), (64, 0), (0, 100)])
+def test_a_training_replay_is_the_oracle_of_the_encoder(tensors, cut, starts):
+    """Rows from the start on, against the dense pass with a window floor and the prefix's entries from `full`."""
+    ids = torch.randint(0, 264, (1, ROWS), generator=torch.Generator().manual_seed(5))
+    model, _ = mini.trainable(TINY, tensors)
+    with torch.no_grad():
+        full = forward(model, ids, "sparse")
+        replay = Replay(cut, (starts,) * TINY.num_hidden_layers, full)
+        got = forward(model, ids, "sparse", replay=replay).logits[0, starts:]
+        want = oracle_logits(model, ids, cut, starts)
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+        if starts:
+            assert not torch.allclose(got[:20], full.logits[0, starts : starts + 20], atol=1e-3)
+            wrong = Replay(cut, (starts + 1,) * TINY.num_hidden_layers, full)
+            off = forward(model, ids, "sparse", replay=wrong).logits[0, starts:]
+            assert not torch.allclose(off, want, rtol=1e-9, atol=1e-9)
+
+
+def small_recipe(**changes):
+    stages = (train.Stage(64, 1, 0.5), train.Stage(128, 2, 1.0))
+    return train.Recipe(tokens=10_000, batch_tokens=256, stages=stages, distil_from=0.25, sparse_from=0.667, **changes)
 
 
 def test_the_same_seed_gives_the_same_weights():

@@ -1,0 +1,137 @@
+"""The tasks: answers follow from what is said, the cut is where it was asked for, and scores are exact."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from replayscope.model import tasks, train_data
+
+FILLER = "It was a bright cold day in April, and the clocks were striking thirteen. "
+
+
+def solve(prompt: str, task: str) -> str:
+    """The answer, found in the prompt by other means than the generator's."""
+    ask = prompt.rsplit("\n", 1)[1]
+    match task:
+        case "passkey":
+            return re.findall(r"passkey = (\d{4});", prompt)[-1]
+        case "hops":
+            links = dict(re.findall(r"(\w+) -> (\w+);", prompt))
+            name = ask.split()[0]
+            while name in links:
+                name = links[name]
+            return re.findall(rf"{name} = (\d\d);", prompt)[-1]
+        case "chain":
+            words = re.findall(r"\n(set|add) (\d);", prompt)
+            last = max(i for i, (word, _) in enumerate(words) if word == "set")
+            return str(sum(int(n) for _, n in words[last:]) % tasks.STATES)
+        case "mode":
+            return re.findall(r"mode = (\w+);", prompt)[-1]
+        case "extract":
+            name = ask.split()[1].rstrip(":")
+            count, colour = re.findall(rf"item {name}: (\d) (\w+);", prompt)[-1]
+            return f'{{"count": {count}, "colour": "{colour}"}}'
+        case "edit":
+            listing = re.findall(r"listing\n((?:\w = \d\n)+)end", prompt)[-1]
+            name, value = re.findall(r"edit (\w) = (\d);", prompt)[-1]
+            return re.sub(rf"{name} = \d", f"{name} = {value}", listing) + "end"
+        case "tools":
+            plan = re.findall(r"plan ([\w, ]+);", prompt)[-1].split(", ")
+            calls = re.findall(r"call (\w+)\(\d+\) -> (\d\d);", prompt)
+            return f"{plan[plan.index(calls[-1][0]) + 1]}({calls[-1][1]})"
+    raise AssertionError(task)
+
+
+@pytest.mark.parametrize("task", tasks.TASKS)
+@pytest.mark.parametrize("place", tasks.PLACES)
+def test_every_answer_follows_from_the_prompt(task, place):
+    for seed in range(40):
+        suffix = list(tasks.SUFFIXES)[seed % 3]
+        sample = tasks.make(task, seed, 900, place, suffix, FILLER)
+        assert len(sample.prompt) == 900
+        assert solve(sample.prompt, task) == sample.answer
+        assert tasks.make(task, seed, 900, place, suffix, FILLER) == sample
+
+
+@pytest.mark.parametrize("suffix", tasks.SUFFIXES)
+def test_the_cut_lies_where_it_was_asked_for(suffix):
+    for seed in range(30):
+        at = {p: tasks.make("passkey", seed, 800, p, suffix, FILLER, gap=64) for p in tasks.PLACES}
+        first = {p: s.prompt.index("passkey = ") + len("passkey = ") for p, s in at.items()}
+        assert at["straddle"].cut == first["straddle"] + 2
+        assert at["touch"].cut == first["touch"] + len("1234;\n")
+        assert at["before"].cut == first["before"] + len("1234;\n") + 64
+        assert at["after"].cut == first["after"] - len("\npasskey = ")
+        for place, sample in at.items():
+            between = sample.prompt[sample.cut :] if place != "after" else sample.prompt[first[place] + 6 :]
+            rest = {"straddle": 4, "touch": 0, "before": 0, "after": 0}[place]
+            assert len(between) == rest + tasks.SUFFIXES[suffix] + len("\npasskey? ")
+
+
+def test_a_chain_straddles_the_cut_with_a_change_on_either_side():
+    for seed in range(40):
+        sample = tasks.make("chain", seed, 600, "straddle", "short", FILLER)
+        assert "set" in sample.prompt[: sample.cut]
+        assert "add" in sample.prompt[sample.cut - 6 :]
+
+
+def test_what_does_not_fit_is_refused_with_the_length_that_would():
+    with pytest.raises(ValueError, match=r"does not fit into 60 characters; give (\d+)") as caught:
+        tasks.make("extract", 0, 60, "touch", "short", FILLER)
+    needed = int(str(caught.value).rsplit(" ", 1)[1])
+    assert tasks.make("extract", 0, needed, "touch", "short", FILLER).prompt.startswith("\nitem")
+    with pytest.raises(ValueError, match="does not fit"):
+        tasks.make("extract", 0, needed - 1, "touch", "short", FILLER)
+
+
+@pytest.mark.parametrize(("field", "value"), [("task", "passkeys"), ("place", "middle"), ("suffix", "huge")])
+def test_unknown_names_are_refused_with_those_that_exist(field, value):
+    with pytest.raises(ValueError, match=f"unknown {field} '{value}'; there are"):
+        tasks.make(**({"task": "mode", "seed": 0, "length": 400} | {field: value}))
+
+
+def test_a_score_is_exact_or_a_share_of_the_fields():
+    sample = tasks.make("extract", 3, 500, filler=FILLER)
+    count, colour = re.findall(r'(\d), "colour": "(\w+)"', sample.answer)[0]
+    assert tasks.score(sample, sample.answer + "\nmore") == tasks.Score(True, 1.0)
+    wrong = sample.answer.replace(colour, "purple")
+    assert tasks.score(sample, wrong) == tasks.Score(False, 0.75)
+    assert tasks.score(sample, "") == tasks.Score(False, 0.0)
+    assert tasks.score(sample, " " + sample.answer).exact is False
+    assert count in sample.answer
+
+
+def test_a_guesser_does_as_well_as_its_chance():
+    """A chain's answers are spread over all states, a mode's over all colours: no answer is a good bet."""
+    for task, states in (("chain", tasks.STATES), ("mode", len(tasks.COLOURS))):
+        answers = [tasks.make(task, seed, 400, filler=FILLER).answer for seed in range(2000)]
+        most = max(answers.count(a) for a in set(answers)) / len(answers)
+        # Five standard deviations of a share of 2,000.
+        assert most < 1 / states + 5 * (0.25 / 2000) ** 0.5
+        assert len(set(answers)) == states
+
+
+def test_training_answers_are_the_spans_that_they_claim():
+    corpus = train_data.load_corpus()
+    seen = set()
+    for step in range(40):
+        made = train_data.batch(corpus, 0, step, 4, 512, tasks.HARDEST)
+        assert made.ids.shape == (4, 513)
+        for row, first, stop, number in made.answers:
+            answer = bytes(made.ids[row, first + 1 : stop + 1].astype(np.uint8)).decode()
+            name = list(tasks.TASKS)[number]
+            assert answer.endswith("\n" if name in ("extract", "edit") else ";")
+            assert not made.text[row, first:stop].any()
+            seen.add(name)
+            if name == "passkey":
+                before = bytes(made.ids[row, : first + 1].astype(np.uint8)).decode("utf-8", "replace")
+                assert f"passkey = {answer}" in before
+    assert seen == set(tasks.TASKS)
+
+
+def test_pieces_do_not_depend_on_anything_but_the_generator():
+    one, two = (tasks.pieces(random.Random(5), 700, 3, ["chain", "edit"]) for _ in range(2))
+    assert one == two
+    assert [p for p, _ in one] == sorted(p for p, _ in one)
