@@ -35,7 +35,7 @@ $(CORE): pyproject.toml constraints.txt
 	@touch $@
 
 $(DEV): $(CORE)
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,check]'
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,check,hf]'
 	@touch $@
 
 demo: $(CORE)
