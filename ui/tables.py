@@ -15,7 +15,7 @@ from replayscope.ui.theme import count, escape, number
 from replayscope.ui.words import POINT_WORDS
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
     """HTML of a table; every cell is (HTML, class)."""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     lines = ("".join(f'<td class="{tone}">{text}</td>' for text, tone in row) for row in rows)
@@ -41,7 +41,7 @@ def arms(trace: TraceReader) -> str:
             _count(arm.top1, "flip"), _count(arm.changed, ""), (count(arm.replayed), ""),
             (count(arm.cached), ""), (count(arm.fresh), ""),
         ])  # fmt: skip
-    return _table(head, rows)
+    return html_table(head, rows)
 
 
 def _strip(window: Sequence[float | None], floor: float | None) -> str:
@@ -84,7 +84,7 @@ def faults(said: verdict.Verdict) -> str:
             ("planted", "dim") if first.expected else ("bug", "bug"),
         ])  # fmt: skip
     head = ("arm", "runs", "cuts", "first wrong place, at the first of them", "largest error", "bound", "")
-    return _table(head, rows) if rows else ""
+    return html_table(head, rows) if rows else ""
 
 
 def floors(trace: TraceReader) -> str:
@@ -98,7 +98,7 @@ def floors(trace: TraceReader) -> str:
             _cell(float(np.median(known)) if known.size else None, "dim"),
             _cell(float(limit.max()) if limit.size else None, "dim"),
         ])  # fmt: skip
-    return _table(("hook point", "noise floor", "median", "a bug lies above"), rows) if rows else ""
+    return html_table(("hook point", "noise floor", "median", "a bug lies above"), rows) if rows else ""
 
 
 def provenance(trace: TraceReader) -> str:
