@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from replayscope.inspector.classes import region_floor
-from replayscope.inspector.errors import UsageError
 from replayscope.inspector.metrics import METRICS, metric
 from replayscope.traces import TraceReader
-from replayscope.traces.schema import RunInfo
 from replayscope.ui.cells import (
     DIFFERS,
     bin_grid,
@@ -25,7 +23,7 @@ from replayscope.ui.cells import (
     settle,
 )  # fmt: skip
 from replayscope.ui.grid import ABSENT, BUG, IDENTICAL, Grid, MapChart
-from replayscope.ui.series import Series, pick, series
+from replayscope.ui.series import Series, pick, run_of, series_of
 from replayscope.ui.theme import count, plural
 from replayscope.ui.titles import cut_title, position_title, reach_title
 from replayscope.ui.words import POINT_WORDS, REGION_WORDS, against, context, metric_words, suffix_and_design
@@ -89,13 +87,8 @@ def position_layer_chart(
     run: index of the run; None takes the middle one of the cuts of `arm` behind the first window.
     """
     table = checked_table(trace, reference, point, metric_name, "all")
-    if run is None:
-        run = _middle(pick(trace, arm)).index
-    if not 0 <= run < len(trace.runs):
-        raise UsageError(f"no run {run}; the runs of this trace are 0 to {len(trace.runs) - 1}")
-    info = trace.runs[run]
-    alone = Series(info.arm, info.arm, info.semantics, info.replay, (info,))
-    one = next((s for s in series(trace.runs) if info in s.runs), alone)
+    info = run_of(trace, run, arm)
+    one = series_of(trace, info)
     if point in trace.row_points(reference):
         grid = row_grid(trace, info, point, metric_name, reference)
         note = "one column per position"
@@ -107,9 +100,9 @@ def position_layer_chart(
     return MapChart(
         title=position_title(info, point, grid),
         sentence=f"{metric_words(metric_name)} of the {POINT_WORDS[point]} against {against(reference)} · "
-        f"{context(trace, one, info)} · run {run}",
+        f"{context(trace, one, info)} · run {info.index}",
         notes=(note,),
-        meta=_meta(trace, one, point, metric_name, "all", reference) | {"run": run, "cut": info.cut},
+        meta=_meta(trace, one, point, metric_name, "all", reference) | {"run": info.index, "cut": info.cut},
         grid=grid,
         scale=colour_scale(trace, reference, point, metric_name),
         axis=f"position in tokens; the run starts at s = {count(info.start)}",
@@ -165,12 +158,6 @@ def reach_chart(
         marks=tuple((float(k * window), f"{k}W"[k == 1 :]) for k in (1, layers) if k * window < longest),
         divider=_divider(trace, layers),
     )
-
-
-def _middle(one: Series) -> RunInfo:
-    """The middle cut among those whose replay does not start at 0."""
-    behind = [run for run in one.runs if run.start > 0] or one.runs
-    return behind[len(behind) // 2]
 
 
 def _notes(one: Series) -> tuple[str, ...]:

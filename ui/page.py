@@ -32,7 +32,7 @@ def facts(figure: go.Figure) -> dict:
 @cache
 def stylesheet(document: bool = False) -> str:
     """CSS of cards, tiles and tables; with `document` also of a whole page."""
-    parts = [css_variables(), (HERE / "page.css").read_text()]
+    parts = [css_variables(), (HERE / "page.css").read_text(), (HERE / "tokens.css").read_text()]
     if document:
         parts.append((HERE / "document.css").read_text())
     return "\n".join(parts)

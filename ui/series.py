@@ -99,6 +99,26 @@ def pick(trace: TraceReader, label: str | None = None) -> Series:
     return found[labels.index(choose("arm", label, labels))]
 
 
+def run_of(trace: TraceReader, run: int | None = None, arm: str | None = None) -> RunInfo:
+    """A run by its index, or else the middle cut of an arm among those whose replay does not start at 0.
+
+    Raises UsageError for a run that is not there.
+    """
+    if run is None:
+        one = pick(trace, arm)
+        behind = [info for info in one.runs if info.start > 0] or one.runs
+        return behind[len(behind) // 2]
+    if not 0 <= run < len(trace.runs):
+        raise UsageError(f"no run {run}; the runs of this trace are 0 to {len(trace.runs) - 1}")
+    return trace.runs[run]
+
+
+def series_of(trace: TraceReader, info: RunInfo) -> Series:
+    """The series that a run belongs to; `full` and the like stand alone."""
+    alone = Series(info.arm, info.arm, info.semantics, info.replay, (info,))
+    return next((one for one in series(trace.runs) if info in one.runs), alone)
+
+
 def _place(one: Series) -> tuple[int, str, str, int]:
     bare = one.arm.split(":")[0]
     known = (*_ORDER, "oracle", "broken")
