@@ -10,25 +10,18 @@ from torch import Tensor
 from replayscope.inspector.errors import ReplayScopeError
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.frame import ENTRY_POINTS, Frame
+from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.points import expand_points, point_names
-from replayscope.model.config import ModelConfig
 
 
 class HookError(ReplayScopeError):
     """A requested hook point that never fired."""
 
 
-def points_of(config: ModelConfig) -> tuple[str, ...]:
-    """The hook points that a model of this config has: global KV only at its sources, top-k only where it is chosen."""
-    sources = {"global_kv": config.kv_source_layer_ids, "index_k": config.kv_source_layer_ids}
-    sources["topk"] = config.index_source_layer_ids
-    out = []
-    for name in point_names(config.num_hidden_layers):
-        parts = name.split(".")
-        if len(parts) == 3 and parts[2] in sources and int(parts[1]) not in sources[parts[2]]:
-            continue
-        out.append(name)
-    return tuple(out)
+def points_of(config: Geometry) -> tuple[str, ...]:
+    """The hook points that a model of this config has."""
+    names = [name.split(".") for name in point_names(config.num_hidden_layers)]
+    return tuple(".".join(name) for name in names if len(name) == 1 or config.has(name[2], int(name[1])))
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,19 @@
 
 import numpy as np
 
+from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.plan import Request
-from replayscope.model.config import ModelConfig
 
 Intervals = list[tuple[int, int]]
 
 
-def exact_rows(config: ModelConfig, request: Request) -> tuple[np.ndarray, np.ndarray]:
+def exact_rows(config: Geometry, request: Request) -> tuple[np.ndarray, np.ndarray]:
     """enters, leaves: bool [layers, rows] for positions start … stop-1 of a right arm, against ``full``.
 
     enters[l] says that what enters layer l (``attn_in``, ``window_kv``) must be equal, leaves[l] what leaves it
-    (``attn_out``, ``hidden``). Rows that a layer does not run are False. A row leaves exact if it entered exact, every
-    window key of an ordinary prefill is there and exact, and every global entry that it may select from is clean.
+    (``attn_out``, ``hidden``). Rows that a layer does not run are False. A row leaves exact if it entered exact and, as
+    far as the layer has a window and global entries, every window key of an ordinary prefill is there and exact and
+    every global entry that it may select from is clean.
     """
     r, L, W = request, config.num_hidden_layers, config.sliding_window
     rows = r.stop - r.start
@@ -21,6 +22,7 @@ def exact_rows(config: ModelConfig, request: Request) -> tuple[np.ndarray, np.nd
     enters, leaves = np.zeros((L, rows), bool), np.zeros((L, rows), bool)
     exact = np.ones(rows, bool)
     clean: dict[int, np.ndarray] = {}
+    keys: dict[int, np.ndarray] = {}
     # Below the start the owner of the window slots decides; only full's own window is the right one.
     below_ok = r.window_owner == "full"
     for l in config.layers:
@@ -28,15 +30,18 @@ def exact_rows(config: ModelConfig, request: Request) -> tuple[np.ndarray, np.nd
         enters[l] = exact & (position >= r.projected(l))
         if l in config.kv_source_layer_ids:
             clean[l] = _clean_entries(r, ratio, enters[l])
-        key_ok = np.zeros(r.stop, bool)
-        key_ok[r.start :] = enters[l] & (position >= r.first_window[l])
-        key_ok[: r.start] = below_ok
-        bad = np.concatenate(([0], np.cumsum(~key_ok)))
-        first_key = np.maximum(position - W + 1, 0)
-        floor = np.zeros(rows, np.int64)
-        for row, value in r.floors(l):
-            floor[max(row - r.start, 0) :] = value
-        out = enters[l] & (position >= r.first_row[l]) & (first_key >= floor) & (bad[position + 1] == bad[first_key])
+        out = enters[l] & (position >= r.first_row[l])
+        owner = config.window_source(l)
+        if owner == l:
+            keys[l] = np.full(r.stop, below_ok)
+            keys[l][r.start :] = enters[l] & (position >= r.first_window[l])
+        if owner is not None:
+            bad = np.concatenate(([0], np.cumsum(~keys[owner])))
+            first_key = np.maximum(position - W + 1, 0)
+            floor = np.zeros(rows, np.int64)
+            for row, value in r.floors(l):
+                floor[max(row - r.start, 0) :] = value
+            out &= (first_key >= floor) & (bad[position + 1] == bad[first_key])
         source = config.kv_source(l)
         if source is not None:
             dirty = np.concatenate(([0], np.cumsum(~clean[source])))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from replayscope.model.config import ModelConfig
+from replayscope.inspector.geometry import Geometry
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Request:
         """First row whose input of ``layer`` exists: the first that ran in full in the layer before."""
         return self.first_row[layer - 1] if layer else self.start
 
-    def check(self, config: ModelConfig) -> None:
+    def check(self, config: Geometry) -> None:
         """Raise ValueError if a layer could read what nobody wrote. Arms broken on purpose name an owner for it."""
         if not 0 <= self.start < self.stop:
             raise ValueError(f"{self.name}: no rows in [{self.start}, {self.stop})")

@@ -17,8 +17,8 @@ from replayscope.inspector.engines import (
     replay_start,
 )
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.geometry import Geometry, window_layers
 from replayscope.inspector.plan import Request
-from replayscope.model.config import ModelConfig
 
 ARMS = {
     "full": "cold prefill of everything: the reference",
@@ -52,7 +52,7 @@ class Shape:
     page size of the cache where the semantics have one; None for each one's default.
     """
 
-    config: ModelConfig
+    config: Geometry
     tokens: int
     forced: int = 0
     chunks: Chunks = None
@@ -68,14 +68,16 @@ def admits(semantics: str, cut: int, block: int | None = None) -> bool:
     return cut >= 0 and cut % granularity(semantics, block) == 0
 
 
-def exact_replay(config: ModelConfig) -> int:
-    """Replay length after which the last W window rows and the last output row are exact: layers·(W-1)+1."""
-    return config.num_hidden_layers * (config.sliding_window - 1) + 1
+def exact_replay(config: Geometry) -> int:
+    """Replay length after which the last W window rows and the last output row are exact: layers·(W-1)+1, of those
+    layers that have window KV of their own."""
+    return len(window_layers(config)) * (config.sliding_window - 1) + 1
 
 
-def floor_layers(config: ModelConfig) -> list[int]:
-    """The layers L of ``broken:floor@L`` that ``broken:*`` runs: the first, one in the middle and the last."""
-    return sorted({0, config.num_hidden_layers // 2, config.num_hidden_layers - 1})
+def floor_layers(config: Geometry) -> list[int]:
+    """The layers L of ``broken:floor@L`` that ``broken:*`` runs: of those with a window the first, a middle one, the last."""
+    windows = [l for l in config.layers if config.window_source(l) is not None]
+    return sorted({windows[0], windows[len(windows) // 2], windows[-1]})
 
 
 def arm_names(floors: Iterable[int | str] = ("L",)) -> list[str]:
@@ -86,7 +88,7 @@ def arm_names(floors: Iterable[int | str] = ("L",)) -> list[str]:
     return [*ARMS, *frozen, *oracles, *(f"broken:{k}" for k in kinds)]
 
 
-def valid_arms(config: ModelConfig) -> list[str]:
+def valid_arms(config: Geometry) -> list[str]:
     """arm_names with ``floor@L`` for each layer of the model."""
     return arm_names(config.layers)
 
@@ -131,6 +133,8 @@ def request(
     kind = arm.removeprefix("broken:") if arm.startswith("broken:") else None
     if (kind is None and arm not in ARMS) or (kind is not None and f"broken:{kind}" not in valid_arms(c)):
         raise UsageError(f"unknown arm {arm!r}; valid: {', '.join(valid_arms(c))}")
+    if arm in ("decoder", "both") and c.decoder_start >= c.num_hidden_layers:
+        raise UsageError(f"arm {arm} needs a decoder half, which reads one layer's global KV; this model has none")
     (semantics,) = semantics_of(arm, (semantics,))
     if not has_cut(arm):
         whole = replace(_rows(c, arm, 0, N, shape.prompt_end, 0), semantics=semantics)
@@ -160,7 +164,7 @@ def request(
 
 
 def _rows(
-    c: ModelConfig,
+    c: Geometry,
     arm: str,
     start: int,
     stop: int,
@@ -217,7 +221,7 @@ def _decoder_tail(shape: Shape, r: Request, ends: tuple[int, ...] | None = None)
     )
 
 
-def _broken(c: ModelConfig, kind: str, right: Request) -> Request:
+def _broken(c: Geometry, kind: str, right: Request) -> Request:
     """A fault planted in ``encoder``. Where it would change nothing it is refused, so that no test passes vacuously."""
     arm, cut, s, W = right.arm, right.cut or 0, right.start, c.sliding_window
     if cut and not right.prefix:
@@ -242,9 +246,13 @@ def _broken(c: ModelConfig, kind: str, right: Request) -> Request:
     if kind == "start-1":
         return moved(s - 1)
     if kind == "overwrite":
+        if not any(c.compress_ratios):
+            raise UsageError(f"{arm} changes nothing: this model has no global KV")
         entries = tuple(-(-s // r) if r else 0 for r in c.compress_ratios)
         return replace(right, first_entry=entries, private_prefix=True)
     if kind == "stale":
         return replace(right, floor=(0,) * c.num_hidden_layers, window_owner="foreign")
     layer = int(kind.removeprefix("floor@"))
+    if all(c.window_source(l) is None for l in c.layers if l >= layer):
+        raise UsageError(f"{arm} changes nothing: no layer from {layer} on has a window")
     return replace(right, floor=tuple(0 if l >= layer else s for l in c.layers), window_owner="full")

@@ -120,6 +120,16 @@ class ModelConfig:
         """The layer whose global KV ``layer`` reads, or None for a window-only layer."""
         return _last_at_or_before(self.kv_source_layer_ids, layer, self.compress_ratios)
 
+    def window_source(self, layer: int) -> int | None:
+        """The layer whose window KV ``layer`` reads: every layer writes its own."""
+        return layer
+
+    def has(self, point: str, layer: int) -> bool:
+        """Whether a layer has the hook point: global KV only at its sources, top-k only where it is chosen."""
+        if point in ("global_kv", "index_k"):
+            return layer in self.kv_source_layer_ids
+        return point != "topk" or layer in self.index_source_layer_ids
+
     def index_source(self, layer: int) -> int | None:
         """The layer whose top-k ``layer`` uses, or None for a window-only layer."""
         return _last_at_or_before(self.index_source_layer_ids, layer, self.compress_ratios)
