@@ -75,7 +75,7 @@ def exact_replay(config: Geometry) -> int:
 
 
 def floor_layers(config: Geometry) -> list[int]:
-    """The layers L of ``broken:floor@L`` that ``broken:*`` runs: of those with a window the first, a middle one, the last."""
+    """The L of ``broken:floor@L`` that ``broken:*`` runs: of layers with a window the first, a middle one, the last."""
     windows = [l for l in config.layers if config.window_source(l) is not None]
     return sorted({windows[0], windows[len(windows) // 2], windows[-1]})
 
