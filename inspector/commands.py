@@ -231,8 +231,10 @@ def list_(options: Namespace) -> Result:
 
 def _common(options: Namespace) -> dict:
     """The fields of options.Common."""
-    names = ("device", "dtype", "seed", "max_bytes", "force", "verbosity")
-    return {name: getattr(options, name) for name in names}
+    if options.device and options.devices:
+        raise UsageError("--device and --devices both say where to run; give one of them")
+    names = ("devices", "dtype", "seed", "max_bytes", "force", "verbosity")
+    return {"device": options.device or "auto"} | {name: getattr(options, name) for name in names}
 
 
 def _run_options(options: Namespace) -> RunOptions:

@@ -43,7 +43,7 @@ class EntryWriter:
     def __init__(self, layout: Layout, settings: Settings, now: Progress, spans: list[Span]) -> None:
         self.layout, self.settings, self.now, self.spans = layout, settings, now, spans
         self.model, self.config, self.pool, self.plan = layout.model, layout.model.config, layout.pool, layout.plan
-        self.device = self.model.device
+        self.device = layout.device
 
     def write(self, l: int, w: Layer, compressor_in: dict[str, Tensor]) -> tuple[list[Span], dict[str, Tensor]]:
         """Pool, norm and store the entries that became complete; check that no kept entry's bytes changed.
@@ -79,6 +79,7 @@ class EntryWriter:
             b.put(key, rounding.round_index(k) if c.activation_fake_quant else k)
             b.put(kv, rounding.round_main(v) if c.activation_fake_quant else v)
         pools = self.layout.entries(l)
+        self.layout.written(l)
         owners = {o for o in self.layout.prefix_owner if o >= 0}
         new = (kv, key)
         self._store(pools, new, [s for s in spans if s.request in owners], ratio)

@@ -42,20 +42,40 @@ class Layout:
             for ratio in set(model.config.compress_ratios) - {0}
         }
         self.check = PrefixCheck([0] * len(requests), [0] * len(requests))
+        # Where the layer that runs now is; each layer's slots lie on its own device.
+        self.device = model.device
+        self._home: dict[int, torch.device] = {}
+        self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def window(self, layer: int | None) -> Tensor:
         """Window slots [slots, D] of a layer that keeps its own, or (None) the one buffer that all layers share."""
         name = "window" if layer is None else f"window.{layer}"
-        return self.pool.take(
-            name, (self.window_slots, self.model.config.head_dim), self.model.dtype, self.model.device
-        )
+        return self.pool.take(name, (self.window_slots, self.model.config.head_dim), self.model.dtype, self.device)
 
     def entries(self, source: int) -> tuple[Tensor, Tensor]:
-        """Global KV [slots, D] and index keys [slots, di] of a kv source."""
+        """Global KV [slots, D] and index keys [slots, di] of a kv source, to be read where the layer runs.
+
+        Away from the device of the source they are a copy, made once for each device.
+        """
+        home = self._home.get(source, self.device)
+        if home == self.device:
+            return self._stored(source, home)
+        key = source, self.device
+        if key not in self._copies:
+            kv, index_k = self._stored(source, home)
+            self._copies[key] = kv.to(self.device), index_k.to(self.device)
+        return self._copies[key]
+
+    def written(self, source: int) -> None:
+        """Say that the layer that runs wrote entries: copies of them elsewhere are out of date."""
+        self._home[source] = self.device
+        self._copies = {key: copy for key, copy in self._copies.items() if key[0] != source}
+
+    def _stored(self, source: int, device: torch.device) -> tuple[Tensor, Tensor]:
         c = self.model.config
         slots = int(self._entry_base[c.compress_ratios[source]][-1])
-        kv = self.pool.take(f"global.{source}", (slots, c.head_dim), self.model.dtype, self.model.device)
-        return kv, self.pool.take(f"index_k.{source}", (slots, c.index_head_dim), self.model.dtype, self.model.device)
+        kv = self.pool.take(f"global.{source}", (slots, c.head_dim), self.model.dtype, device)
+        return kv, self.pool.take(f"index_k.{source}", (slots, c.index_head_dim), self.model.dtype, device)
 
     def kept(self, request: int, ratio: int) -> int:
         """Entries that lie with the prefix owner; a private prefix lies with the request itself."""
@@ -94,7 +114,7 @@ class Layout:
             kept = r.kept_entries(ratio)
             if not kept:
                 continue
-            changed = torch.zeros(kept, dtype=torch.bool, device=self.model.device)
+            changed = torch.zeros(kept, dtype=torch.bool, device=self.device)
             for pool, old in zip(pools, before[self.prefix_owner[i]], strict=True):
                 now = self.first_entries(pool, i, kept, ratio)[0]
                 changed |= (now.view(torch.uint8) != old[:kept].view(torch.uint8)).any(-1)

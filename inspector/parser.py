@@ -270,8 +270,13 @@ def _chunks(text: str) -> int | tuple[int, ...]:
 def _model_options(sub: Parser) -> None:
     """Options of every command that runs a model."""
     group = sub.add_argument_group("common")
+    group.add_argument("--device", type=specs.parse_device, help="auto (the default), cpu, cuda or cuda:N")
     group.add_argument(
-        "--device", type=specs.parse_device, default="auto", help="auto (the default), cpu, cuda or cuda:N"
+        "--devices",
+        type=specs.parse_devices,
+        default=(),
+        metavar="DEVICE,…",
+        help="several devices, each for a block of layers that take about the same bytes, as cuda:0,cuda:1",
     )
     group.add_argument("--dtype", type=specs.parse_dtype, default="fp32", help="fp64, fp32 (the default) or bf16")
     group.add_argument(

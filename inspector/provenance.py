@@ -17,7 +17,7 @@ _PACKAGES = ("replayscope", "torch", "triton", "numpy", "h5py", "safetensors")
 
 def collect(options: RunOptions, name: str, weights: str, ids: Tensor, model: Model, argv: list[str]) -> dict[str, Any]:
     """argv, options, model and its weights' hash, token hash, dtype, device, seed, versions. JSON values only."""
-    device = model.device
+    devices = [torch.device(name) for name in options.devices] or [model.device]
     about = {k: v for k, v in asdict(options).items() if k not in ("out", "force", "verbosity")}
     return {
         "argv": ["replayscope", *argv[1:]],
@@ -34,12 +34,16 @@ def collect(options: RunOptions, name: str, weights: str, ids: Tensor, model: Mo
         "seed": options.seed,
         "forced": options.forced,
         "impl": "torch",
-        "device": str(device) if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})",
+        "device": ", ".join(map(_device_name, devices)),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {p: v for p in _PACKAGES if (v := _version(p))},
     }
+
+
+def _device_name(device: torch.device) -> str:
+    return str(device) if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 def _version(package: str) -> str | None:

@@ -150,6 +150,14 @@ def parse_device(text: str) -> str:
     return text
 
 
+def parse_devices(text: str) -> tuple[str, ...]:
+    """`cpu`, `cuda` or `cuda:N`, with commas between them."""
+    names = tuple(parse_device(name) for name in text.split(","))
+    if "auto" in names:
+        raise UsageError(f"--devices {text}: auto is one device; name each, as cuda:0,cuda:1")
+    return names
+
+
 def parse_dtype(text: str) -> str:
     """`fp64`, `fp32` or `bf16`; long names are taken too."""
     if text not in DTYPES:

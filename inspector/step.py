@@ -1,6 +1,7 @@
 """One advance of the executor: the packed rows of all requests on their way through the layers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ class Step:
         self.layout, self.settings, self.now = layout, settings, now
         self.spans, self.rows, self.want = spans, rows, want
         self.model, self.config, self.pool, self.plan = layout.model, layout.model.config, layout.pool, layout.plan
-        self.device = self.model.device
+        self.device = layout.device = self.model.device
         self.position = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(self.device)
         self.request = torch.cat([torch.full((s.count,), s.request) for s in spans]).to(self.device)
         self.ids = torch.cat([now.ids[s.request][s.first : s.first + s.count] for s in spans]).to(self.device)
@@ -41,6 +42,19 @@ class Step:
         self.candidates = self.buffer("candidates", c.candidate_topk_blocks, dtype=torch.long)
         self._per_row: dict[tuple[str, int], Tensor] = {}
         self.entries = EntryWriter(layout, settings, now, spans)
+
+    def move(self, device: torch.device) -> None:
+        """Carry the rows to the device of the next layer; what was made from them is made again there."""
+        if device == self.device:
+            return
+        self.device = self.layout.device = device
+        for name in ("position", "request", "streams", "mix", "topk", "topk_margin", "candidates"):
+            setattr(self, name, getattr(self, name).to(device))
+        ropes = {flag: (cos.to(device), sin.to(device)) for flag, (cos, sin) in self.now.ropes.items()}
+        self.now = replace(self.now, ropes=ropes)
+        self.entries = EntryWriter(self.layout, self.settings, self.now, self.spans)
+        self._blocks.clear()
+        self._per_row.clear()
 
     def since(self, first: list[int]) -> tuple[list[Span], list[Block]]:
         """Spans and blocks of the rows from the given position on, per request."""
@@ -59,6 +73,7 @@ class Step:
 
     def layer(self, l: int, w: Layer) -> Frame:
         requests, c = self.plan.requests, self.config
+        self.move(w.device)
         proj_spans, proj = self.since([r.projected(l) for r in requests])
         run_spans, run = self.since([r.first_row[l] for r in requests])
         frame = Frame(l)
@@ -94,6 +109,7 @@ class Step:
     def finish(self) -> Frame:
         """Final norm and logits of the rows that ran in the last layer."""
         c, m = self.config, self.model
+        self.move(m.norm.device)
         spans, run = self.since([r.first_row[-1] for r in self.plan.requests])
         frame = Frame(None)
         final = frame.tensors["final"] = self.buffer("final", c.hidden_size)

@@ -147,10 +147,10 @@ def _check_engine_options(options: RunOptions, tokens: int) -> None:
 
 def _load(options: RunOptions) -> _Loaded:
     dtype = DTYPES[options.dtype]
-    device = _device(options.device)
+    where = [_device(name) for name in options.devices or (options.device,)]
     try:
         model, weights_hash = presets.load_any(
-            options.model, dtype, device, layers=options.layers_only, stream=options.stream
+            options.model, dtype, where, layers=options.layers_only, stream=options.stream
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

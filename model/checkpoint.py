@@ -7,7 +7,7 @@ misshapen or of a dtype that cannot be decoded is named in one error.
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from replayscope.model.config import ModelConfig
 from replayscope.model.manifest import check_entries, expert_name, find_entries, scale_name
+from replayscope.model.placement import Where, place
 from replayscope.model.shapes import TILE, expected_shapes
 from replayscope.model.storage import Entry, Shard
 from replayscope.model.weights import (
@@ -99,11 +100,27 @@ class Checkpoint:
         check_token_map(self.config, found)
         return found
 
-    def bytes(self, dtype: torch.dtype) -> int:
-        """What the model takes in memory in ``dtype``; Engram tables stay on disk."""
-        return (
-            sum(math.prod(s) for k, s in self.shapes.items() if not k.endswith("engram.embed.weight")) * dtype.itemsize
-        )
+    def places(self, where: Where) -> tuple[torch.device, ...]:
+        """The device of each layer, by stored bytes. Raises WeightsError for more devices than layers."""
+
+        def stored(layer: int) -> int:
+            found = (self.entries.get(k) for name in self.layer_names(layer) for k in (name, scale_name(name)))
+            return sum(e.stop - e.start for e in found if e is not None)
+
+        try:
+            return place([stored(i) for i in self.config.layers], where)
+        except ValueError as error:
+            raise WeightsError(str(error)) from error
+
+    def device_bytes(self, dtype: torch.dtype, places: Sequence[torch.device]) -> dict[torch.device, int]:
+        """Device → what the model takes there in ``dtype``; Engram tables stay on disk."""
+        parts = {layer: self.layer_names(layer) for layer in self.config.layers}
+        parts[0] = ["embed.weight", *parts[0]]
+        parts[len(places) - 1] = [*parts[len(places) - 1], "norm.weight", "head.weight"]
+        out = dict.fromkeys(places, 0)
+        for layer, device in enumerate(places):
+            out[device] += sum(math.prod(self.shapes[name]) for name in parts[layer]) * dtype.itemsize
+        return out
 
     def layer(self, i: int, dtype: torch.dtype, device: torch.device | str, stack: Callable[[str], Tensor]) -> Layer:
         """Layer i decoded; stack: its routed experts' w1, w2 or w3. Of an Engram table rows are read as needed."""
@@ -114,22 +131,24 @@ class Checkpoint:
 
         return make_layer(self.config, i, get, stack, self.token_map)
 
-    def resident(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
+    def resident(self, dtype: torch.dtype, where: Where = "cpu") -> Model:
         """The whole model decoded in memory, Engram tables excepted."""
+        places = self.places(where)
 
         def stack(i: int, part: str) -> Tensor:
             count = self.config.n_routed_experts
-            first = self.read(expert_name(i, 0, part), dtype, device)
+            first = self.read(expert_name(i, 0, part), dtype, places[i])
             out = first.new_empty((count, *first.shape))
             out[0] = first
             for e in range(1, count):
-                out[e] = self.read(expert_name(i, e, part), dtype, device)
+                out[e] = self.read(expert_name(i, e, part), dtype, places[i])
             return out
 
-        embed, head, norm = (self.read(f"{k}.weight", dtype, device) for k in ("embed", "head", "norm"))
+        embed = self.read("embed.weight", dtype, places[0])
+        head, norm = (self.read(f"{k}.weight", dtype, places[-1]) for k in ("head", "norm"))
         layers = []
         for i in self.config.layers:
-            layers.append(self.layer(i, dtype, device, partial(stack, i)))
+            layers.append(self.layer(i, dtype, places[i], partial(stack, i)))
             self.release()
         return Model(self.config, embed, head, norm, tuple(layers))
 

@@ -7,6 +7,7 @@ import torch
 
 from replayscope.model.checkpoint import open_checkpoint
 from replayscope.model.manifest import weights_hash
+from replayscope.model.placement import Where
 from replayscope.model.preset_files import presets
 from replayscope.model.streaming import streamed
 from replayscope.model.weights import Model, WeightsError
@@ -20,29 +21,34 @@ _SHARE = 0.7
 def load_any(
     name: str,
     dtype: torch.dtype,
-    device: torch.device | str = "cpu",
+    where: Where = "cpu",
     *,
     layers: int | None = None,
     stream: bool = False,
 ) -> tuple[Model, str]:
     """The model called ``name`` (a preset, or a folder) and the SHA-256 of its weights.
 
-    layers: its first so many only. It is streamed layer by layer if ``stream``, or if it would not fit into what is
-    free. Raises WeightsError with one line if there is no such model, or if it cannot be used.
+    where: a device, or several, each for a block of its layers. layers: its first so many only. It is streamed layer by
+    layer if ``stream``, or if it would not fit into what is free. Raises WeightsError with one line if there is no such
+    model, or if it cannot be used.
     """
     path = presets().get(name) or Path(name)
     if not path.exists() or (path == Path(name) and not path.is_dir()):
         raise WeightsError(f"unknown model {name!r}; valid: {', '.join(presets())}, or a folder with config.json")
     checkpoint = open_checkpoint(path, layers)
-    where = torch.device(device)
-    size, free = checkpoint.bytes(dtype), free_memory(where)
-    stream = stream or (free is not None and size > _SHARE * free)
+    places = checkpoint.places(where)
+    sizes = checkpoint.device_bytes(dtype, places)
+    free = {device: free_memory(device) for device in sizes}
+    stream = stream or any(size > _SHARE * room for d, size in sizes.items() if (room := free[d]) is not None)
     model = streamed(checkpoint, dtype, where) if stream else checkpoint.resident(dtype, where)
-    room = "" if free is None else f" of {free / 1e6:,.0f} MB free"
     how = "streamed layer by layer" if stream else "in memory"
     # A small preset in memory is nothing to speak of.
     level = logging.INFO if stream or path.is_dir() else logging.DEBUG
-    log.log(level, "weights %s: decoded they take %s MB%s", how, f"{size / 1e6:,.1f}", room)
+    for device, size in sizes.items():
+        there = f" on {device}, {places.count(device)} layers" if len(sizes) > 1 else ""
+        room = free[device]
+        left = "" if room is None else f" of {room / 1e6:,.0f} MB free"
+        log.log(level, "weights %s%s: decoded they take %s MB%s", how, there, f"{size / 1e6:,.1f}", left)
     return model, weights_hash(path)
 
 

@@ -72,6 +72,7 @@ def dense_pass(model: Model, ids: Tensor, rules: Rules = Rules()) -> Iterator[Fr
     for l in c.layers:
         # In a function, so that a suspended pass holds neither the layer's weights nor what it no longer needs.
         yield _run_layer(c, l, model.layers[l], ids, now, rules)
+    now.move(model.norm.device)
     final = ops.rms_norm(ops.collapse(now.streams, now.mix), model.norm, c.rms_norm_eps)
     yield Frame(None, {"final": final, "logits": logits(final, model.head)})
 
@@ -91,13 +92,24 @@ class _State:
     chosen: dict[int, Tensor] = field(default_factory=dict)
     pool: Tensor | None = None
 
+    def move(self, device: torch.device) -> None:
+        """Carry all of it to the device of the next layer."""
+        if device == self.streams.device:
+            return
+        self.streams, self.mix = self.streams.to(device), self.mix.to(device)
+        self.ropes = {flag: (cos.to(device), sin.to(device)) for flag, (cos, sin) in self.ropes.items()}
+        self.globals = {l: (kv.to(device), key.to(device)) for l, (kv, key) in self.globals.items()}
+        self.chosen = {l: topk.to(device) for l, topk in self.chosen.items()}
+        self.pool = None if self.pool is None else self.pool.to(device)
+
 
 def _run_layer(c: ModelConfig, l: int, w: Layer, ids: Tensor, now: _State, rules: Rules) -> Frame:
     """One layer of a dense pass: its frame, and the state moved on."""
     out = Frame(l)
+    now.move(w.device)
     t, streams, N = out.tensors, now.streams, ids.shape[1]
     if w.engram is not None:
-        rows = torch.stack([hash_rows(c, l, one, w.engram.token_map) for one in ids])
+        rows = torch.stack([hash_rows(c, l, one, w.engram.token_map) for one in ids]).to(w.device)
         streams = add_engram(streams, rows, w.engram, c)
         t["engram_rows"] = rows
     cos, sin = now.ropes[c.compress_ratios[l] > 0]
@@ -162,6 +174,7 @@ def visible(n: int, entries: int, ratio: int, device: torch.device | str = "cpu"
 def window_mask(n: int, window: int, boundary: int | Tensor = 0, device: torch.device | str = "cpu") -> Tensor:
     """[n, n] bool: query i sees keys i-W+1 … i, and rows from ``boundary`` on see no key below it."""
     i, j = torch.arange(n, device=device)[:, None], torch.arange(n, device=device)
+    boundary = boundary.to(device) if isinstance(boundary, Tensor) else boundary
     return (j <= i) & (i - j < window) & ~((i >= boundary) & (j < boundary))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from replayscope.model.checkpoint import Checkpoint
 from replayscope.model.manifest import expert_name
+from replayscope.model.placement import Where
 from replayscope.model.weights import Layer, Model
 
 
@@ -22,15 +23,15 @@ class StreamedModel(Model):
     """
 
 
-def streamed(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str = "cpu") -> StreamedModel:
+def streamed(checkpoint: Checkpoint, dtype: torch.dtype, where: Where = "cpu") -> StreamedModel:
     """The model of a checkpoint, streamed. Raises WeightsError, here or when a layer is read, for values not finite."""
-    current = _Current(checkpoint)
+    current, places = _Current(checkpoint), checkpoint.places(where)
     return StreamedModel(
         config=checkpoint.config,
-        embed=checkpoint.table("embed.weight", dtype, device),
-        head=cast(Tensor, _Head(current, dtype, device)),
-        norm=checkpoint.read("norm.weight", dtype, device),
-        layers=_Layers(current, dtype, device),
+        embed=checkpoint.table("embed.weight", dtype, places[0]),
+        head=cast(Tensor, _Head(current, dtype, places[-1])),
+        norm=checkpoint.read("norm.weight", dtype, places[-1]),
+        layers=_Layers(current, dtype, places),
     )
 
 
@@ -57,7 +58,7 @@ class _Layers(Sequence[Layer]):
 
     current: _Current
     dtype: torch.dtype
-    device: torch.device | str
+    places: tuple[torch.device, ...]
 
     def __len__(self) -> int:
         return self.current.checkpoint.config.num_hidden_layers
@@ -82,11 +83,11 @@ class _Layers(Sequence[Layer]):
         def stack(part: str) -> Tensor:
             return cast(Tensor, StoredExperts(partial(self._expert, l, part)))
 
-        return c.layer(l, self.dtype, self.device, stack)
+        return c.layer(l, self.dtype, self.places[l], stack)
 
     def _expert(self, l: int, part: str, e: int) -> Tensor:
         checkpoint, name = self.current.checkpoint, expert_name(l, e, part)
-        value = checkpoint.read(name, self.dtype, self.device)
+        value = checkpoint.read(name, self.dtype, self.places[l])
         checkpoint.release(name)
         return value
 
@@ -107,7 +108,7 @@ class _Head:
 
     current: _Current
     dtype: torch.dtype
-    device: torch.device | str
+    device: torch.device
 
     def to(self, dtype: torch.dtype) -> Tensor:
         head = self.current.take("head", lambda: self.current.checkpoint.read("head.weight", self.dtype, self.device))

@@ -63,10 +63,18 @@ class Layer:
     indexer: Indexer | None
     engram: Engram | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the layer runs: rows are carried to its weights."""
+        return self.attn_norm.device
+
 
 @dataclass(frozen=True)
 class Model:
-    """A whole model in memory. embed, head [V, d]; norm [d]."""
+    """A whole model in memory. embed, head [V, d]; norm [d].
+
+    Layers may lie on several devices, one contiguous block on each: embed with the first, norm and head with the last.
+    """
 
     config: ModelConfig
     embed: Tensor
@@ -80,6 +88,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
+        """Where a pass begins."""
         return self.embed.device
 
 
