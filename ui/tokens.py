@@ -78,7 +78,7 @@ def token_strip(
         said = _said(rows, metric_name, i, flips.get(position))
         tone = f"{tones[i]} flip" if position in flips else tones[i]
         text = texts[position] if position < len(texts) else ""
-        parts.append(f'<i class="{tone}" title="{escape(said)}">{_token(text)}')
+        parts.append(f'<i class="{tone}" data-position="{position}" title="{escape(said)}">{_token(text)}')
     return f'<div class="rs-tokens">{"".join(parts)}</div>{_legend(scale)}'
 
 
