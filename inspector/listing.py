@@ -57,6 +57,13 @@ def _semantics() -> list[Row]:
     return [dict(zip(("name", "rule", "says", "source"), row, strict=True)) for row in rows]
 
 
+def _tasks() -> list[Row]:
+    from replayscope.model.tasks import PLACES, SUFFIXES, TASKS
+
+    where = f"cut: {', '.join(PLACES)}; suffix: {', '.join(SUFFIXES)}"
+    return [{"name": n, "chance": f"{t.chance:.2g}", "about": t.says, "variants": where} for n, t in TASKS.items()]
+
+
 def _arms() -> list[Row]:
     from replayscope.inspector.semantics import ARMS, BROKEN
 
@@ -86,4 +93,5 @@ TOPICS: dict[str, Callable[[], list[Row]]] = {
     "arms": _arms,
     "figures": _figures,
     "samples": _samples,
+    "tasks": _tasks,
 }

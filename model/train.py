@@ -33,33 +33,35 @@ HELD_OUT_FILES = {"prose": "prose.txt", "code": "code.py.txt", "tools": "tools.j
 
 @dataclass(frozen=True)
 class Stage:
-    """Sequences of ``length`` tokens with tasks up to ``level``, until they are solved or progress is ``latest``."""
+    """Sequences of ``length`` tokens with tasks up to ``level``, until ``solved`` of the gates' answers are right, or
+    progress is ``latest``. ``kinds``: the tasks shown, all by default."""
 
     length: int
     level: int
     latest: float
+    gates: tuple[str, ...] = ("passkey", "chain", "mode")
+    kinds: tuple[str, ...] = tuple(tasks.TASKS)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every number that the result depends on. ``gates``: tasks that end a stage when ``solved`` of their answers are
-    right. ``replay_share``: share of the steps that rebuild windows as bounded replay does, at a random cut."""
+    """Every number that the result depends on. ``replay_share``: share of the steps that rebuild windows as bounded
+    replay does, at a random cut."""
 
     tokens: int = 14_000_000
     batch_tokens: int = 2048
     stages: tuple[Stage, ...] = (
-        Stage(128, 1, 0.12),
-        Stage(128, 2, 0.2),
+        Stage(64, 1, 0.12, ("passkey", "mode"), ("passkey", "mode", "chain", "hops")),
+        Stage(128, 2, 0.22),
         Stage(256, 3, 0.36),
-        Stage(512, 3, 0.6),
+        Stage(512, 3, 0.58),
         Stage(1024, 3, 1.0),
     )
-    gates: tuple[str, ...] = ("passkey", "chain", "mode")
     solved: float = 0.9
     distil_from: float = 0.35
     sparse_from: float = 0.7
     distil_share: float = 0.125
-    text_share: tuple[float, float] = (0.2, 1.0)
+    text_share: tuple[float, float] = (0.1, 1.0)
     text_full: float = 0.5
     matrix_lr: float = 0.02
     other_lr: float = 4e-3
@@ -133,7 +135,7 @@ class Trainer:
             self.right = {k: 0.5 * v for k, v in self.right.items()}
         stage = r.stages[self.stage]
         n = stage.length
-        made = train_data.batch(self.corpus, self.seed, self.steps, r.batch_tokens // n, n, stage.level)
+        made = train_data.batch(self.corpus, self.seed, self.steps, r.batch_tokens // n, n, stage.level, stage.kinds)
         ids, text = torch.from_numpy(made.ids), torch.from_numpy(made.text)
         selection = "sparse" if progress >= r.sparse_from else "dense"
         rows = None
@@ -178,7 +180,7 @@ class Trainer:
         }
 
     def _solved(self) -> bool:
-        return all(self.right[k] >= self.recipe.solved for k in self.recipe.gates)
+        return all(self.right[k] >= self.recipe.solved for k in self.recipe.stages[self.stage].gates)
 
     def _remember(self, right: Tensor, answers: np.ndarray) -> None:
         names = list(tasks.TASKS)

@@ -2,6 +2,7 @@
 
 import lzma
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,9 @@ CORPUS = Path(__file__).parent / "corpus"
 MIX = {"prose": 0.5, "code": 0.35, "logs": 0.15}
 PLAIN_SHARE = 0.15
 BOS_SHARE = 0.1
-# Relative to each other; a chain can be asked for again and again, and needs it.
-TASK_WEIGHTS = {"passkey": 2, "hops": 2, "chain": 4, "mode": 2, "extract": 1, "edit": 1, "tools": 1}
-ROOM = 110  # characters of a sequence per task
+# How often each is taken, relative to each other.
+TASK_WEIGHTS = {"passkey": 4, "hops": 2, "chain": 2, "mode": 2, "extract": 1, "edit": 1, "tools": 1}
+ROOM = 64  # characters of a sequence per task
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,18 @@ def load_corpus(folder: Path = CORPUS) -> Corpus:
     return Corpus({name: np.frombuffer(text, np.uint8) for name, text in raw.items()})
 
 
-def batch(corpus: Corpus, seed: int, step: int, size: int, length: int, level: int) -> Batch:
-    """``size`` sequences of ``length`` targets with tasks up to ``level``; the same for the same arguments."""
+def batch(
+    corpus: Corpus,
+    seed: int,
+    step: int,
+    size: int,
+    length: int,
+    level: int = tasks.HARDEST,
+    kinds: Sequence[str] = tuple(tasks.TASKS),
+) -> Batch:
+    """``size`` sequences of ``length`` targets with tasks of some kinds up to ``level``; the same for the same step."""
     rng = random.Random(f"{seed}/{step}")
-    made = [_sequence(corpus, rng, length, level) for _ in range(size)]
+    made = [_sequence(corpus, rng, length, level, kinds) for _ in range(size)]
     answers = [(i, *a) for i, (_, _, found) in enumerate(made) for a in found]
     return Batch(
         np.stack([ids for ids, _, _ in made]),
@@ -65,12 +74,12 @@ def batch(corpus: Corpus, seed: int, step: int, size: int, length: int, level: i
 
 
 def _sequence(
-    corpus: Corpus, rng: random.Random, length: int, level: int
+    corpus: Corpus, rng: random.Random, length: int, level: int, kinds: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, int]]]:
     """ids [length + 1], text [length], and answers as (first target, last + 1, number of the task)."""
     part = corpus.parts[rng.choices(list(MIX), list(MIX.values()))[0]]
     start = rng.randrange(len(part) - length - 1)
-    names = _tasks(rng, length) if rng.random() >= PLAIN_SHARE else []
+    names = _tasks(rng, length, kinds) if rng.random() >= PLAIN_SHARE else []
     ids, text, answers = _written(part[start : start + length + 1], tasks.pieces(rng, length, level, names))
     ids, text = ids[: length + 1].astype(np.int64), text[: length + 1]
     if rng.random() < BOS_SHARE:
@@ -78,10 +87,10 @@ def _sequence(
     return ids, text[1:], [(a - 1, b - 1, t) for a, b, t in answers if a >= 1 and b <= length + 1]
 
 
-def _tasks(rng: random.Random, length: int) -> list[str]:
+def _tasks(rng: random.Random, length: int, kinds: Sequence[str]) -> list[str]:
     """Different ones, for two of a kind would make each other's questions ambiguous."""
     wanted = rng.randint(max(1, length // ROOM // 2), max(1, length // ROOM))
-    left, names = dict(TASK_WEIGHTS), []
+    left, names = {k: TASK_WEIGHTS[k] for k in kinds}, []
     for _ in range(min(wanted, len(left))):
         name = rng.choices(list(left), list(left.values()))[0]
         names.append(name)

@@ -1,0 +1,50 @@
+"""Tasks of a user's own: a JSONL file, one prompt with its answer and its cut per line. No torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from replayscope.inspector.errors import UsageError
+from replayscope.model.tasks import Sample
+
+FIELDS = {"prompt": str, "answer": str, "cut": int, "task": str}
+
+
+def read(path: str | Path) -> list[Sample]:
+    """The samples of a file. A line is an object with ``prompt`` (it ends where the answer begins), ``answer``,
+    ``cut`` (the character of the prompt at which the cached prefix ends) and, if it is to be told from others,
+    ``task``. A sample's seed is its line number.
+
+    Raises UsageError that names the line and the field.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"task file {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"task file {path} is not UTF-8 text (byte {error.start})") from None
+    samples = [_sample(f"{path}:{n}", n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not samples:
+        raise UsageError(f"task file {path} is empty; give one JSON object per line with {', '.join(FIELDS)}")
+    return samples
+
+
+def _sample(where: str, number: int, line: str) -> Sample:
+    try:
+        raw: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}: no JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(raw, dict):
+        raise UsageError(f"{where}: one object per line is wanted, with {', '.join(FIELDS)}")
+    unknown = sorted(set(raw) - set(FIELDS))
+    if unknown:
+        raise UsageError(f"{where}: unknown field {unknown[0]!r}; there are {', '.join(FIELDS)}")
+    raw = {"task": "own", **raw}
+    for name, kind in FIELDS.items():
+        if not isinstance(raw.get(name), kind) or isinstance(raw[name], bool):
+            raise UsageError(f"{where}: {name} must be given as {'a number' if kind is int else 'text'}")
+    if not raw["prompt"] or not raw["answer"]:
+        raise UsageError(f"{where}: an empty {'answer' if raw['prompt'] else 'prompt'} cannot be scored")
+    if not 0 <= raw["cut"] <= len(raw["prompt"]):
+        raise UsageError(f"{where}: cut {raw['cut']} is outside the prompt's {len(raw['prompt'])} characters")
+    return Sample(raw["task"], raw["prompt"], raw["answer"], raw["cut"], number, "own", "own")
