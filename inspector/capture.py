@@ -7,8 +7,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from replayscope.inspector.backend import Engine
 from replayscope.inspector.errors import ReplayScopeError
-from replayscope.inspector.executor import Executor
 from replayscope.inspector.frame import ENTRY_POINTS, Frame
 from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.points import expand_points, point_names
@@ -42,7 +42,7 @@ class Capture:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Engine,
         globs: Iterable[str],
         sink: Callable[[int, str, Captured], None] | None = None,
     ) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from replayscope.inspector.entries import Progress, Settings
 from replayscope.inspector.frame import Frame
 from replayscope.inspector.layout import Layout, PrefixCheck
+from replayscope.inspector.oracle import Oracles
 from replayscope.inspector.packing import pack
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.pool import Pool
@@ -48,6 +49,10 @@ class Executor:
     def prefix_check(self) -> PrefixCheck:
         """What the byte comparison of cached entries found so far, since ``start``."""
         return self.layout.check
+
+    def oracles(self, ids: Tensor, dense: bool) -> Oracles:
+        """Oracles over ids [N]; dense: attention over every visible entry."""
+        return Oracles(self.model, ids, "dense" if dense else "sparse")
 
     def start(self, plan: Plan, tokens: dict[str, Tensor]) -> None:
         """Lay the plan's requests out in the pool. tokens: name → ids [N] (``prompt``, and ``foreign`` where used)."""

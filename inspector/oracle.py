@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from replayscope.model.config import ModelConfig
+from replayscope.inspector.geometry import Geometry
 from replayscope.model.reference import Frame, Rules, dense_pass
 from replayscope.model.weights import Model
 
@@ -23,7 +23,7 @@ def hit_used(cut: int | None, replay: int | None, semantics: str) -> int:
 
 
 def boundary(
-    config: ModelConfig,
+    config: Geometry,
     arm: str,
     cut: int | None,
     replay: int | None,
@@ -135,7 +135,7 @@ class _Prefix(Mapping[int, tuple[int, Tensor, Tensor]]):
     """kv source → (entries wholly below the cut, full's global KV, full's index keys)."""
 
     entries: Mapping[int, tuple[Tensor, Tensor]]
-    config: ModelConfig
+    config: Geometry
     cut: int
 
     def __getitem__(self, layer: int) -> tuple[int, Tensor, Tensor]:

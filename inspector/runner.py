@@ -7,17 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replayscope.inspector.backend import Engine, OraclePasses, Runnable
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.exact import exact_rows, intervals
-from replayscope.inspector.executor import Executor
 from replayscope.inspector.fold import Fold, Part, exact_mask
 from replayscope.inspector.frame import ENTRY_POINTS, Frame
-from replayscope.inspector.oracle import Oracles
+from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.plan import Plan, Request
 from replayscope.inspector.semantics import Shape, has_cut, oracle_of, plain, request, semantics_of
 from replayscope.model import reference
-from replayscope.model.config import ModelConfig
-from replayscope.model.weights import Model
 from replayscope.traces.schema import POINTS, RunInfo, kind_of
 
 Progress = Callable[[int, int, str], None]
@@ -157,7 +155,7 @@ def _at_cut(run: RunInfo, index: int, shape: Shape, cut: int, suffix: int | None
     return replace(run, index=index, cut=cut, start=like.start, stop=like.stop)
 
 
-def _run_info(c: ModelConfig, r: Request, index: int) -> RunInfo:
+def _run_info(c: Geometry, r: Request, index: int) -> RunInfo:
     return RunInfo(
         index=index,
         arm=r.arm,
@@ -194,11 +192,11 @@ def _exact(shape: Shape, run: RunInfo, suffix: int | None) -> tuple[np.ndarray, 
 
 
 def run(
-    model: Model,
+    model: Runnable,
     ids: Tensor,
     job: Job,
     line: Lineup,
-    executor: Executor,
+    executor: Engine,
     progress: Progress = lambda done, total, what: None,
     foreign: Tensor | None = None,
     on_oracle: Callable[[int, reference.Frame], None] = lambda run, frame: None,
@@ -211,7 +209,7 @@ def run(
     following = np.full(len(ids), -1)
     following[:-1] = ids[1:].cpu().numpy()
     fold = Fold(line.runs, c.num_hidden_layers, following, model.dtype, job.keep_rows)
-    oracles = Oracles(model, ids.to(model.device), "dense" if job.dense else "sparse")
+    oracles = executor.oracles(ids.to(model.device), job.dense)
     for _, arm, r in line.oracle_runs:
         frozen = ("topk", "experts") if job.audit or r.frozen else ("experts",) if job.frozen_experts else ()
         oracles.add(plain(arm), r.cut, r.replay, r.prompt_end, r.stop, r.semantics, job.shape.chunks, frozen)
@@ -238,7 +236,7 @@ def run(
     return fold, runs
 
 
-def _share_choices(frame: Frame, oracles: Oracles) -> None:
+def _share_choices(frame: Frame, oracles: OraclePasses) -> None:
     """Where choices are frozen the oracles take those of the executor's full, as its other requests do."""
     assert frame.layer is not None
     for point, target in (("topk", oracles.topk), ("router", oracles.experts)):
@@ -254,7 +252,7 @@ class _Comparison:
     line: Lineup
     fold: Fold
     frame: Frame
-    config: ModelConfig
+    config: Geometry
 
     def with_full(self) -> None:
         for point in self._points():

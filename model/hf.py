@@ -1,0 +1,154 @@
+"""A Hugging Face model with its tokenizer, loaded for replay: eager attention, hooks placed, its windows checked."""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from replayscope.model.hf_config import HFConfig, UnmappedError, map_config
+from replayscope.model.hf_hooks import Parts, find_parts
+from replayscope.model.manifest import weights_hash
+from replayscope.model.weights import WeightsError
+
+log = logging.getLogger(__name__)
+QUANTISED = ("8bit", "4bit")
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """module: the causal language model. parts: its modules that are captured. device: where its input goes.
+
+    home: where captured states are gathered: that device, or the CPU for a model that lies on several.
+    """
+
+    module: Any
+    config: HFConfig
+    parts: Parts
+    dtype: torch.dtype
+    device: torch.device
+    home: torch.device
+
+    @property
+    def text_config(self) -> Any:
+        """The part of the transformers config that its decoder reads."""
+        return self.module.config.get_text_config(decoder=True)
+
+    def logits(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        """Logits [B, rows, V] of ids [B, rows] at positions [B, rows]; mask [B, 1, rows, keys] is taken as it is."""
+        out = self.module(
+            input_ids=ids.to(self.device),
+            position_ids=positions.to(self.device),
+            attention_mask=mask,
+            cache=cache,
+            use_cache=cache is not None,
+        )
+        return out.logits
+
+
+def load(
+    name: str,
+    dtype: torch.dtype,
+    devices: list[torch.device],
+    quantise: str | None = None,
+) -> tuple[HFModel, str]:
+    """The model in a folder, or of an id on the hub, and the SHA-256 of its weights or the commit they are of.
+
+    devices: one, or several among which the layers are spread. quantise: ``8bit`` or ``4bit`` where transformers can.
+    Raises WeightsError with one line where it cannot be fetched, mapped or loaded.
+    """
+    config = _fetched(name, lambda: transformers.AutoConfig.from_pretrained(name, local_files_only=_local(name)))
+    try:
+        mapped = map_config(config)
+        options = _placement(devices, quantise)
+        config._experts_implementation = "eager"
+        module = _fetched(
+            name,
+            lambda: transformers.AutoModelForCausalLM.from_pretrained(
+                name, config=config, dtype=dtype, attn_implementation="eager", local_files_only=_local(name), **options
+            ),
+        )
+        return placed(module, mapped, dtype), _origin(name, config)
+    except UnmappedError as error:
+        raise WeightsError(f"model {name}: {error}") from error
+
+
+def placed(module: Any, mapped: HFConfig, dtype: torch.dtype) -> HFModel:
+    """A loaded model, ready to run. Raises UnmappedError where its modules are not what its config says."""
+    if dtype == torch.float64:
+        # Some parts are kept in fp32 whatever is asked for.
+        module = module.double()
+    module.eval()
+    parts = find_parts(module, module.get_decoder())
+    _check_windows(parts, mapped)
+    routes = tuple(l for l, p in enumerate(parts.layers) if p.experts is not None)
+    feeds = tuple(l for l, p in enumerate(parts.layers) if p.feed_forward is not None)
+    where = {p.device for p in module.parameters()} | {b.device for b in module.buffers()}
+    first = next(module.get_input_embeddings().parameters()).device
+    home = first if len(where) == 1 else torch.device("cpu")
+    return HFModel(module, replace(mapped, router_layers=routes, ffn_layers=feeds), parts, dtype, first, home)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The model's tokenizer, or None where it comes without one."""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name, local_files_only=_local(name))
+    except Exception as error:
+        log.debug("no tokenizer for %s: %s", name, error)
+        return None
+
+
+def _check_windows(parts: Parts, config: HFConfig) -> None:
+    """Hold the mapping against the window that each attention module says it has."""
+    if len(parts.layers) != config.num_hidden_layers:
+        raise UnmappedError(f"its config has {config.num_hidden_layers} layers, the model {len(parts.layers)}")
+    for l, part in enumerate(parts.layers):
+        said = getattr(part.attention, "sliding_window", "unsaid")
+        expected = config.sliding_window if config.role(l) == "window" else None
+        if said not in ("unsaid", expected) and not _says_for_all(parts, said):
+            raise UnmappedError(f"layer {l} is mapped as {config.role(l)}, but its attention has sliding_window {said}")
+
+
+def _says_for_all(parts: Parts, said: Any) -> bool:
+    """Whether every layer carries the same value: then it is the config's, not the layer's."""
+    return all(getattr(p.attention, "sliding_window", "unsaid") == said for p in parts.layers)
+
+
+def _placement(devices: list[torch.device], quantise: str | None) -> dict[str, Any]:
+    """Arguments of from_pretrained that say where the weights go and how they are held."""
+    options: dict[str, Any] = {}
+    if quantise is not None:
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_8bit=quantise == "8bit", load_in_4bit=quantise == "4bit"
+        )
+    if len(devices) > 1:
+        free = {d.index: torch.cuda.mem_get_info(d)[0] for d in devices if d.type == "cuda"}
+        return options | {"device_map": "balanced", "max_memory": free}
+    if devices[0].type != "cpu" or quantise is not None:
+        options["device_map"] = {"": devices[0]}
+    return options
+
+
+def _local(name: str) -> bool:
+    return Path(name).is_dir()
+
+
+def _fetched(name: str, read: Any) -> Any:
+    """What ``read`` returns; what goes wrong while files are found and read is told in one line."""
+    try:
+        return read()
+    except UnmappedError:
+        raise
+    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
+        what = "cannot be loaded" if _local(name) else "is no folder here and could not be fetched from the hub"
+        raise WeightsError(f"model {name} {what}: {reason:.200}") from error
+
+
+def _origin(name: str, config: Any) -> str:
+    """What the weights are known by: their hash in a folder, the commit on the hub."""
+    return weights_hash(Path(name)) if _local(name) else f"commit:{getattr(config, '_commit_hash', None)}"

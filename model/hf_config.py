@@ -1,0 +1,162 @@
+"""A Hugging Face config as a layer schedule: which layers are window, which global, whose KV each reads. No torch."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+WINDOW, GLOBAL = "sliding_attention", "full_attention"
+# Layer types that cannot be mapped: why.
+_REFUSED = {
+    "linear_attention": "recurrent layers, whose state is no KV that a window could rebuild",
+    "conv": "convolution layers, whose state is no KV that a window could rebuild",
+    "hybrid": "layers with a state-space half, whose state is no KV that a window could rebuild",
+    "hybrid_sliding": "layers with a state-space half, whose state is no KV that a window could rebuild",
+    "compressed_sparse_attention": "compressors, which are modelled only for DeepSeek-V4.1 checkpoints",
+    "heavily_compressed_attention": "compressors, which are modelled only for DeepSeek-V4.1 checkpoints",
+    "indexed_attention": "an indexer, which is modelled only for DeepSeek-V4.1 checkpoints",
+    "minimax_m3_sparse": "an indexer, which is modelled only for DeepSeek-V4.1 checkpoints",
+    "chunked_attention": "chunked attention, whose keys start anew at every chunk: it has no sliding window",
+    "window_attention": "windows that do not slide",
+    "reference_sliding_attention": "a window that slides over generated tokens only",
+}
+# Keys of configs that have state-space or recurrent layers and name no layer types.
+_STATE_SPACE = ("block_types", "layers_block_type", "hybrid_override_pattern", "mamba_d_state", "ssm_state_size",
+                "state_size", "attention_window_size")  # fmt: skip
+
+
+class UnmappedError(ValueError):
+    """A model on which bounded replay cannot be run, with the reason in one line."""
+
+
+@dataclass(frozen=True)
+class HFConfig:
+    """A Geometry. Raises UnmappedError for a schedule without a window layer.
+
+    layer_types[l]: ``sliding_attention`` or ``full_attention``. sources[l]: the layer whose KV layer l reads.
+    router_layers: layers with experts; ffn_layers: layers whose feed-forward is a module of its own (None: all).
+    raw: the whole config as plain JSON. model_type: whose family it is.
+    """
+
+    model_type: str
+    layer_types: tuple[str, ...]
+    sources: tuple[int, ...]
+    sliding_window: int
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    router_layers: tuple[int, ...] = ()
+    ffn_layers: tuple[int, ...] | None = None
+    raw: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if WINDOW not in self.layer_types:
+            raise UnmappedError(f"{self.model_type} has no sliding-window layer: bounded replay would change nothing")
+        if self.sliding_window < 1:
+            raise UnmappedError(f"{self.model_type} has sliding_window {self.sliding_window}; it must be at least 1")
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layer_types)
+
+    @property
+    def layers(self) -> range:
+        return range(len(self.layer_types))
+
+    @property
+    def compress_ratios(self) -> tuple[int, ...]:
+        """1 for a global layer, each of whose tokens is an entry; 0 for a window layer."""
+        return tuple(int(kind == GLOBAL) for kind in self.layer_types)
+
+    @property
+    def kv_source_layer_ids(self) -> tuple[int, ...]:
+        return tuple(l for l in self.layers if self.kv_source(l) == l)
+
+    @property
+    def decoder_start(self) -> int:
+        """There is no decoder half."""
+        return len(self.layer_types)
+
+    def kv_source(self, layer: int) -> int | None:
+        return self.sources[layer] if self.layer_types[layer] == GLOBAL else None
+
+    def window_source(self, layer: int) -> int | None:
+        return self.sources[layer] if self.layer_types[layer] == WINDOW else None
+
+    def role(self, layer: int) -> str:
+        """One word for tables and axes: window or global."""
+        return "window" if self.layer_types[layer] == WINDOW else "global"
+
+    def has(self, point: str, layer: int) -> bool:
+        if point == "window_kv":
+            return self.window_source(layer) == layer
+        if point == "global_kv":
+            return self.kv_source(layer) == layer
+        if point == "router":
+            return layer in self.router_layers
+        if point == "ffn_out":
+            return self.ffn_layers is None or layer in self.ffn_layers
+        return point in ("attn_in", "attn_out", "hidden")
+
+    def to_dict(self) -> dict[str, Any]:
+        roles = [self.role(l) for l in self.layers]
+        return {
+            **self.raw,
+            "replayscope": {"layers": roles, "kv_sources": list(self.sources), "window": self.sliding_window},
+        }
+
+
+def map_config(config: Any) -> HFConfig:
+    """The schedule of a transformers config. Raises UnmappedError with the reason where there is none."""
+    text = config.get_text_config(decoder=True)
+    name = str(getattr(config, "model_type", "") or type(config).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnmappedError(f"{name} is an encoder-decoder: only decoders are mapped")
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all") or not getattr(text, "is_causal", True):
+        raise UnmappedError(f"{name} attends in both directions: only causal decoders are mapped")
+    types = _layer_types(name, text)
+    window = getattr(text, "sliding_window", None)
+    if not isinstance(window, int):
+        raise UnmappedError(f"{name} has sliding-window layers and no sliding_window in its config")
+    return HFConfig(
+        model_type=name,
+        layer_types=types,
+        sources=_sources(text, types),
+        sliding_window=window,
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        max_position_embeddings=getattr(text, "max_position_embeddings", None) or 1 << 31,
+        raw=_plain(config.to_dict()),
+    )
+
+
+def _layer_types(name: str, text: Any) -> tuple[str, ...]:
+    types = getattr(text, "layer_types", None)
+    if not types:
+        if found := [key for key in _STATE_SPACE if getattr(text, key, None)]:
+            raise UnmappedError(f"{name} has {found[0]}: state-space or recurrent layers are not mapped")
+        slides = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+        return (WINDOW if slides else GLOBAL,) * text.num_hidden_layers
+    for kind in dict.fromkeys(types):
+        if kind not in (WINDOW, GLOBAL):
+            raise UnmappedError(f"{name} has layers of type {kind}: {_REFUSED.get(kind, 'this type is not known')}")
+    return tuple(types)
+
+
+def _sources(text: Any, types: tuple[str, ...]) -> tuple[int, ...]:
+    """Whose KV each layer reads: its own, or that of the last layer of its type that keeps its own."""
+    modes = getattr(text, "kv_sharing_modes", None) or (None,) * len(types)
+    owners: dict[str, int] = {}
+    out = []
+    for l, (kind, mode) in enumerate(zip(types, modes, strict=True)):
+        if mode != "reuse":
+            owners[kind] = l
+        out.append(owners.get(kind, l))
+    return tuple(out)
+
+
+def _plain(value: Any) -> Any:
+    """JSON values only: what JSON does not know is written as text."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(v) for v in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
