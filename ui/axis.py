@@ -53,13 +53,13 @@ class LogAxis:
         below = 1.6 * self.lane if self.below else 0.03 * (self.high - self.low)
         return [self.low - below, self.high + (1.6 * self.lane if self.infinite else 0.03 * (self.high - self.low))]
 
-    def ticks(self) -> tuple[list[float], list[str]]:
-        """Places and the real values written beside them."""
+    def ticks(self, infinite: str = "inf") -> tuple[list[float], list[str]]:
+        """Places and the real values written beside them; `infinite` names the upper lane."""
         step = max(1, math.ceil((self.high - self.low) / 7))
         places = [float(e) for e in range(self.low + (1 if self.below[:1] == "≤" else 0), self.high + 1, step)]
         texts = [number(10.0**e) for e in places]
         if self.below:
             places, texts = [self.low - self.lane, *places], [self.below, *texts]
         if self.infinite:
-            places, texts = [*places, self.high + self.lane], [*texts, "inf"]
+            places, texts = [*places, self.high + self.lane], [*texts, infinite]
         return places, texts

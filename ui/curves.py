@@ -13,7 +13,6 @@ from replayscope.ui.heading import heading, message
 from replayscope.ui.theme import LIGHT, escape, template
 
 CSS_DASH = {"solid": "solid", "dash": "dashed", "dot": "dotted"}
-SHAPES = {"step": "hv", "line": "linear"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class CurveChart(Chart):
     ticks: (place, text) on x, empty for plotly's own. span: where x begins and ends.
     marks: (x, label, strong) vertical lines. limits: (y, label) horizontal dashed lines.
     floor: (x, y) of the noise floor, drawn as a band from below. flips: (x, y, hover) of orange marks.
+    infinite: what the lane above the axis is called. empty: what a figure without numbers says.
     names, rows: the numbers as a long table. columns: what x means on a click, one per point.
     """
 
@@ -56,7 +56,7 @@ class CurveChart(Chart):
     limits: tuple[tuple[float, str], ...] = ()
     floor: tuple[np.ndarray, np.ndarray] | None = None
     flips: tuple[tuple[float, float, str], ...] = ()
-    shape: str = "line"
+    infinite: str = "inf"
     empty: str = "nothing recorded for this choice"
     names: tuple[str, ...] = ()
     rows: list[list] = field(default_factory=list)
@@ -85,7 +85,7 @@ def draw_curves(chart: CurveChart, height: int = 420) -> go.Figure:
             x=curve.x.tolist(), y=place(curve.y).tolist(), name=escape(curve.label), text=curve.hover,
             mode="lines+markers" if curve.marks or len(curve.x) == 1 else "lines",
             hovertemplate="%{text}<extra></extra>", cliponaxis=False, showlegend=curve.listed,
-            line={"color": curve.colour, "width": curve.weight, "dash": curve.dash, "shape": SHAPES[chart.shape]},
+            line={"color": curve.colour, "width": curve.weight, "dash": curve.dash},
             marker={"size": 6, "color": curve.colour},
         )  # fmt: skip
         if curve.listed:
@@ -138,7 +138,7 @@ def _frame(figure: go.Figure, chart: CurveChart, axis: LogAxis) -> None:
     name = f"{chart.label}, {chart.unit}" if chart.unit else chart.label
     figure.update_yaxes(title_text=escape(name), showgrid=True, gridcolor=LIGHT.line, gridwidth=1)
     if chart.log:
-        places, texts = axis.ticks()
+        places, texts = axis.ticks(chart.infinite)
         figure.update_yaxes(range=axis.range, tickvals=places, ticktext=texts)
         if axis.below:
             figure.add_hline(y=axis.low - axis.lane / 2, line={"color": LIGHT.line, "width": 1})

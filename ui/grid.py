@@ -11,6 +11,7 @@ from replayscope.ui.scale import Scale
 
 MAX_CELLS = 200_000
 ABSENT, IDENTICAL, NOISE, FLIP, BUG, DESIGN = "absent", "identical", "noise", "flip", "bug", "design"
+VALUE = "value"  # a number of a state, which belongs to no class
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class MapChart(Chart):
     axis: title of the x axis; column: the letter a column is called by (`H`, `p`).
     outline: per row the token intervals [a, b) of the exact region; None takes it from `grid.exact`, cell by cell.
     marks: (position in tokens, label) of vertical lines that lie before that token; the one at `cut` is the strongest.
-    divider: (row, label), a line under that row, where the decoder half begins.
+    divider: (row, label), a line under that row, where the decoder half begins, or the cut where rows are positions.
+    row: what a row is called.
     fine: a long axis is drawn column by column this far, and merged to half as many columns beyond it.
     """
 
@@ -113,6 +115,7 @@ class MapChart(Chart):
     scale: Scale = field(default=None)  # type: ignore[assignment]
     axis: str = ""
     column: str = "H"
+    row: str = "layer"
     outline: tuple[tuple[tuple[float, float], ...], ...] | None = None
     marks: tuple[tuple[float, str], ...] = ()
     cut: float | None = None

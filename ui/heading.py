@@ -45,11 +45,16 @@ def message(figure: go.Figure, text: str) -> None:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Escaped lines of at most `width` characters and of about equal length: no single word stands alone."""
-    lines = textwrap.wrap(text, width) or [""]
+    """Escaped lines of at most `width` characters, about equally long: no word stands alone, no dot leads."""
+    lines = _split(text, width)
     for narrower in range(width - 1, width // 2, -1):
-        again = textwrap.wrap(text, narrower)
+        again = _split(text, narrower)
         if len(again) > len(lines):
             break
-        lines = again or [""]
+        lines = again
     return [escape(line) for line in lines]
+
+
+def _split(text: str, width: int) -> list[str]:
+    held = textwrap.wrap(text.replace(" · ", "\u00a0· "), width, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in held] or [""]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from replayscope.ui.grid import ABSENT, BUG, DESIGN, FLIP, IDENTICAL, NOISE, Grid, MapChart
+from replayscope.ui.grid import ABSENT, BUG, DESIGN, FLIP, IDENTICAL, NOISE, VALUE, Grid, MapChart
 from replayscope.ui.heading import heading, message
 from replayscope.ui.marks import add_marks, add_outline, add_patches, add_points
 from replayscope.ui.theme import LIGHT, count, escape, number, template
@@ -124,7 +124,7 @@ def _axes(figure: go.Figure, chart: MapChart) -> None:
     step = max(1, -(-rows // 24))
     shown = list(range(rows - 1, -1, -step))
     figure.update_yaxes(
-        title_text="layer" if rows > 1 else "", range=[-0.5, max(rows, 1) - 0.5], tickvals=shown,
+        title_text=escape(chart.row) if rows > 1 else "", range=[-0.5, max(rows, 1) - 0.5], tickvals=shown,
         ticktext=[escape(grid.rows[r]) for r in shown],
     )  # fmt: skip
     figure.update_layout(
@@ -162,12 +162,15 @@ def _hover(chart: MapChart) -> np.ndarray:
     for r, row in enumerate(grid.rows):
         for c, head in enumerate(heads):
             kind = str(grid.kind[r, c])
-            where = f"<b>{head}</b> · layer {row}<br>"
+            where = f"<b>{head}</b> · {chart.row} {escape(row)}<br>"
             if kind == ABSENT:
                 text[r, c] = where + CLASS_WORDS[ABSENT]
                 continue
             value = grid.value[r, c]
             shown = "undefined" if np.isnan(value) else number(value, 3) + unit
+            if kind == VALUE:
+                text[r, c] = f"{where}<b>{shown}</b>"
+                continue
             floor = grid.floor[r, c]
             text[r, c] = (
                 f"{where}{chart.scale.label} <b>{shown}</b><br>{count(grid.n[r, c])} rows"
