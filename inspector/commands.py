@@ -17,6 +17,7 @@ from replayscope.inspector.names import choose, unknown
 from replayscope.inspector.options import FORMATS, DemoOptions, ImportOptions, Result, RunOptions
 from replayscope.inspector.points import split_globs
 from replayscope.inspector.specs import parse_count, parse_replay, parse_tolerance
+from replayscope.model.hf_config import is_hf
 
 __all__ = ["TOPICS", "compare", "demo", "import_", "ledger", "list_", "plot", "record", "report", "show", "sweep", "ui"]
 
@@ -245,8 +246,11 @@ def _run_options(options: Namespace) -> RunOptions:
     if options.audit and options.dtype == "bf16":
         raise UsageError("--audit needs fp64 or fp32: in bf16 rounding hides what it looks for")
     model = options.model
-    if model not in models() and not Path(model).is_dir():
-        raise unknown("model", model, list(models()), shown=f"{', '.join(models())}, or a folder with a checkpoint")
+    if model not in models() and not Path(model).is_dir() and not is_hf(model):
+        forms = "a folder with a checkpoint, or a Hugging Face id (owner/name)"
+        raise unknown("model", model, list(models()), shown=f"{', '.join(models())}, {forms}")
+    if (options.chat or options.quantize) and not is_hf(model):
+        raise UsageError(f"--{'chat' if options.chat else 'quantize'} is for Hugging Face models; {model} is none")
     return RunOptions(
         model=model,
         prompt=options.prompt,
@@ -270,6 +274,8 @@ def _run_options(options: Namespace) -> RunOptions:
         layers_only=options.layers_only,
         stream=options.stream,
         compression=options.compression,
+        chat=options.chat,
+        quantize=options.quantize,
         **_common(options),
     )
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from replayscope.inspector.backend import Engine, Runnable
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.runner import Lineup
 from replayscope.inspector.semantics import Shape, request
 from replayscope.model.streaming import StreamedModel
-from replayscope.model.weights import Model
 from replayscope.traces.schema import SINGLE_POINTS, THRESHOLDS
 
 # Numbers of 8 bytes in a bucket of a state, of choices and (besides a state's) of logits, and in a kept row.
@@ -57,8 +57,9 @@ class Estimate:
             )
 
 
-def estimate(model: Model, ids: Tensor, line: Lineup, hooks: Iterable[str], keep_rows: frozenset[str]) -> Estimate:
+def estimate(engine: Engine, ids: Tensor, line: Lineup, hooks: Iterable[str], keep_rows: frozenset[str]) -> Estimate:
     """Time from a short prefill on this machine, bytes from the shapes of what is kept."""
+    model = engine.model
     c = model.config
     rows = sum(r.stop - r.start for r in line.plan.requests)
     oracle_rows = sum(r.stop for _, _, r in line.oracle_runs)
@@ -79,18 +80,18 @@ def estimate(model: Model, ids: Tensor, line: Lineup, hooks: Iterable[str], keep
         read, fixed, each = _streamed_seconds(model, ids)
         seconds = c.num_hidden_layers * (read + fixed * (1 + len(line.oracle_runs)) + each * work)
     else:
-        seconds = work * _row_seconds(model, ids)
+        seconds = work * _row_seconds(engine, ids)
     return Estimate(len(line.runs), rows, oracle_rows, seconds, size)
 
 
-def _row_seconds(model: Model, ids: Tensor) -> float:
+def _row_seconds(engine: Engine, ids: Tensor) -> float:
     """Seconds per row of a short prefill, the better of two."""
     some = ids[:256]
-    plan = Plan((request(Shape(model.config, len(some)), "full"),))
+    plan = Plan((request(Shape(engine.model.config, len(some)), "full"),))
     best = float("inf")
     for _ in range(2):
         began = time.perf_counter()
-        for _frame in Executor(model).run(plan, {"prompt": some}):
+        for _frame in engine.run(plan, {"prompt": some}):
             pass
         best = min(best, time.perf_counter() - began)
     return best / len(some)
@@ -114,20 +115,9 @@ def _streamed_seconds(model: StreamedModel, ids: Tensor) -> tuple[float, float, 
     return read, max(spent[0] - each * counts[0], 0.0), each
 
 
-def _width(name: str, model: Model) -> int:
+def _width(name: str, model: Runnable) -> int:
     """Bytes per row of a hook point."""
-    c, item = model.config, model.dtype.itemsize
-    point = name.rsplit(".", 1)[-1]
-    numbers = {
-        "window_kv": c.head_dim,
-        "global_kv": c.head_dim,
-        "index_k": c.index_head_dim,
-        "topk": c.index_topk,
-        "router": c.num_experts_per_tok,
-        "streams": c.hc_mult * c.hidden_size,
-        "mix": c.hc_mult,
-        "logits": c.vocab_size,
-    }.get(point, c.hidden_size)
-    return numbers * (
-        8 if point in ("logits", "mix") and item == 8 else 4 if point in ("topk", "router", "logits", "mix") else item
-    )
+    item, point = model.dtype.itemsize, name.rsplit(".", 1)[-1]
+    if point in ("topk", "router") or (point in ("logits", "mix") and item < 8):
+        item = 4
+    return model.config.numbers(point) * item

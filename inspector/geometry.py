@@ -41,6 +41,10 @@ class Geometry(Protocol):
         """Whether a layer has the hook point."""
         ...
 
+    def numbers(self, point: str) -> int:
+        """How many numbers a row of the hook point has."""
+        ...
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, for the trace."""
         ...

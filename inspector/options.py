@@ -53,7 +53,9 @@ class RunOptions(Common):
     `dense` to attend every visible entry. experts: `free`, or `frozen` to take full's. reproducible: bitwise equal
     however rows are packed. tokens: how many of the prompt's tokens are used, None for all. forced: how many of the
     last tokens are decoded instead of prefilled. layers_only: run the first so many layers, None for all. stream: hold
-    one layer's weights at a time. compression: of raw states, `none` or `gzip`.
+    one layer's weights at a time. Of a Hugging Face model, chat: the prompt's text goes into its chat template, and
+    quantize: `8bit` or `4bit` weights, None for its own.
+    compression: of raw states, `none` or `gzip`.
     """
 
     model: str = "mini"
@@ -78,6 +80,8 @@ class RunOptions(Common):
     layers_only: int | None = None
     stream: bool = False
     compression: str = "none"
+    chat: bool = False
+    quantize: str | None = None
 
 
 @dataclass(frozen=True)

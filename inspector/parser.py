@@ -10,7 +10,7 @@ from replayscope.inspector.errors import UsageError
 from replayscope.inspector.options import FORMATS, Result
 from replayscope.inspector.prompts import FORMS, parse_prompt
 
-MODEL_HELP = "a preset (replayscope list models) or a folder with a checkpoint"
+MODEL_HELP = "a preset (replayscope list models), a folder with a checkpoint, or a Hugging Face folder or id"
 
 
 class Parser(argparse.ArgumentParser):
@@ -224,6 +224,10 @@ def _run_options(sub: Parser, arms: str) -> None:
         "--stream",
         action="store_true",
         help="hold one layer's weights at a time (by itself where they do not fit into the free memory)",
+    )
+    sub.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template (Hugging Face)")
+    sub.add_argument(
+        "--quantize", choices=("8bit", "4bit"), help="hold the weights in 8 or 4 bits, with bitsandbytes (Hugging Face)"
     )
     sub.add_argument(
         "--compression",

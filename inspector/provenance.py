@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replayscope.inspector.backend import Runnable
 from replayscope.inspector.options import RunOptions
-from replayscope.model.weights import Model
 
-_PACKAGES = ("replayscope", "torch", "triton", "numpy", "h5py", "safetensors")
+_PACKAGES = ("replayscope", "torch", "triton", "numpy", "h5py", "safetensors", "transformers")
 
 
-def collect(options: RunOptions, name: str, weights: str, ids: Tensor, model: Model, argv: list[str]) -> dict[str, Any]:
+def collect(
+    options: RunOptions, name: str, weights: str, ids: Tensor, model: Runnable, argv: list[str]
+) -> dict[str, Any]:
     """argv, options, model and its weights' hash, token hash, dtype, device, seed, versions. JSON values only."""
     devices = [torch.device(name) for name in options.devices] or [model.device]
     about = {k: v for k, v in asdict(options).items() if k not in ("out", "force", "verbosity")}

@@ -12,15 +12,18 @@ from torch import Tensor
 
 from replayscope.inspector import estimate, provenance, specs, tables
 from replayscope.inspector.arms_text import arms_text
+from replayscope.inspector.backend import Engine, Runnable
 from replayscope.inspector.capture import Capture, points_of
 from replayscope.inspector.engines import granularity
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
+from replayscope.inspector.geometry import window_layers
 from replayscope.inspector.options import Result, RunOptions
 from replayscope.inspector.points import expand_points
 from replayscope.inspector.runner import Job, foreign_tokens, line_up, run
 from replayscope.inspector.semantics import Shape, admits, arm_names, floor_layers, has_cut
 from replayscope.model import presets, tokenizer
+from replayscope.model.hf_config import is_hf
 from replayscope.model.streaming import StreamedModel
 from replayscope.model.weights import Model, WeightsError
 from replayscope.traces.queued import QueuedWriter
@@ -44,7 +47,8 @@ def sweep(options: RunOptions) -> Result:
 
 @dataclass(frozen=True)
 class _Loaded:
-    model: Model
+    model: Runnable
+    engine: Engine | None
     name: str
     ids: Tensor
     tokens: Tokens
@@ -64,7 +68,7 @@ def _write_trace(options: RunOptions) -> Path:
     path = Path(options.out)
     loaded = _load(options)
     model, ids = loaded.model, loaded.ids
-    if options.audit or options.rounding == "off":
+    if isinstance(model, Model) and (options.audit or options.rounding == "off"):
         # In an audit a rounding bin that flips would look like a bug.
         model = replace(model, config=replace(model.config, activation_fake_quant=False))
     _check_engine_options(options, len(ids))
@@ -74,7 +78,7 @@ def _write_trace(options: RunOptions) -> Path:
     arms = _arms(options, model)
     cuts = _cuts(options, shape, arms)
     replays = specs.parse_replay(
-        options.replay, window=model.config.sliding_window, layers=model.config.num_hidden_layers
+        options.replay, window=model.config.sliding_window, layers=len(window_layers(model.config))
     )
     names = expand_points(options.hooks, points_of(model.config)) if options.hooks else ()
     keep = frozenset(("window_kv", "hidden", "logits")) if options.rows else frozenset()
@@ -94,14 +98,8 @@ def _write_trace(options: RunOptions) -> Path:
     line, notes = line_up(job)
     for note in notes:
         log.info("%s", note)
-    executor = Executor(
-        model,
-        frozen=options.audit,
-        frozen_experts=job.frozen_experts,
-        dense=job.dense,
-        reproducible=options.reproducible,
-    )
-    expected = estimate.estimate(model, ids, line, names, keep)
+    executor = loaded.engine or _our_executor(options, model)
+    expected = estimate.estimate(executor, ids, line, names, keep)
     log.info("%s", expected.text)
     expected.refuse_if_too_large(path, options.max_bytes)
     writer = TraceWriter(
@@ -148,25 +146,19 @@ def _check_engine_options(options: RunOptions, tokens: int) -> None:
 def _load(options: RunOptions) -> _Loaded:
     dtype = DTYPES[options.dtype]
     where = [_device(name) for name in options.devices or (options.device,)]
+    engine: Engine | None = None
     try:
-        model, weights_hash = presets.load_any(
-            options.model, dtype, where, layers=options.layers_only, stream=options.stream
-        )
+        if is_hf(options.model):
+            engine, numbers, texts, weights_hash = _load_hf(options, dtype, where)
+            model: Runnable = engine.model
+        else:
+            model, weights_hash = presets.load_any(
+                options.model, dtype, where, layers=options.layers_only, stream=options.stream
+            )
+            numbers = _bytes(options)[: options.tokens]
     except ValueError as error:
         raise UsageError(str(error)) from error
-    text = options.prompt.read()
-    preset = options.model in presets.presets()
-    if isinstance(text, str):
-        if not preset:
-            raise UsageError(f"{options.model} comes without a tokenizer; give token ids as -p ids:1,2,3")
-        try:
-            numbers = tokenizer.encode(text)
-        except ValueError as error:
-            raise UsageError(f"the prompt cannot be encoded: {error}; give its token ids as ids:…") from error
-    else:
-        numbers = list(text)
     vocab = model.config.vocab_size
-    numbers = numbers[: options.tokens]
     if not numbers:
         raise UsageError("the prompt is empty; give at least one token")
     if max(numbers) >= vocab:
@@ -177,10 +169,37 @@ def _load(options: RunOptions) -> _Loaded:
             f"add --tokens {model.config.max_position_embeddings}"
         )
     ids = torch.tensor(numbers, dtype=torch.long)
-    texts = tokenizer.token_texts(numbers) if preset else [str(n) for n in numbers]
+    if engine is None:
+        preset = options.model in presets.presets()
+        texts = tokenizer.token_texts(numbers) if preset else [str(n) for n in numbers]
     if options.prompt.note:
         log.info("%s", options.prompt.note)
-    return _Loaded(model, options.model, ids, Tokens(ids.numpy(), texts), weights_hash)
+    return _Loaded(model, engine, options.model, ids, Tokens(ids.numpy(), texts), weights_hash)
+
+
+def _load_hf(
+    options: RunOptions, dtype: torch.dtype, where: list[torch.device]
+) -> tuple[Engine, list[int], list[str], str]:
+    """Engine, token ids, their texts and where the weights are from. Raises UsageError without the extra."""
+    try:
+        from replayscope.inspector import hf_load
+    except ImportError as error:
+        raise UsageError(f"{options.model} needs {error.name}: pip install 'replayscope[hf]'") from error
+    loaded = hf_load.load(options, dtype, where)
+    return loaded.engine, loaded.numbers, loaded.texts, loaded.origin
+
+
+def _bytes(options: RunOptions) -> list[int]:
+    """The prompt's token ids of our own models: as typed, or the bytes of its text where the model is a preset."""
+    text = options.prompt.read()
+    if not isinstance(text, str):
+        return list(text)
+    if options.model not in presets.presets():
+        raise UsageError(f"{options.model} comes without a tokenizer; give token ids as -p ids:1,2,3")
+    try:
+        return tokenizer.encode(text)
+    except ValueError as error:
+        raise UsageError(f"the prompt cannot be encoded: {error}; give its token ids as ids:…") from error
 
 
 def _device(name: str) -> torch.device:
@@ -193,7 +212,18 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _arms(options: RunOptions, model: Model) -> tuple[str, ...]:
+def _our_executor(options: RunOptions, model: Runnable) -> Executor:
+    assert isinstance(model, Model)
+    return Executor(
+        model,
+        frozen=options.audit,
+        frozen_experts=options.experts == "frozen",
+        dense=options.topk == "dense",
+        reproducible=options.reproducible,
+    )
+
+
+def _arms(options: RunOptions, model: Runnable) -> tuple[str, ...]:
     """The arms asked for, globs written out: broken:* stands for every kind, floor@L at three layers."""
     known = arm_names(floor_layers(model.config))
     out: dict[str, None] = {}

@@ -130,6 +130,13 @@ class ModelConfig:
             return layer in self.kv_source_layer_ids
         return point != "topk" or layer in self.index_source_layer_ids
 
+    def numbers(self, point: str) -> int:
+        """How many numbers a row of the hook point has."""
+        sizes = {"window_kv": self.head_dim, "global_kv": self.head_dim, "index_k": self.index_head_dim,
+                 "topk": self.index_topk, "router": self.num_experts_per_tok, "logits": self.vocab_size,
+                 "streams": self.hc_mult * self.hidden_size, "mix": self.hc_mult}  # fmt: skip
+        return sizes.get(point, self.hidden_size)
+
     def index_source(self, layer: int) -> int | None:
         """The layer whose top-k ``layer`` uses, or None for a window-only layer."""
         return _last_at_or_before(self.index_source_layer_ids, layer, self.compress_ratios)

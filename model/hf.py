@@ -101,6 +101,13 @@ def load_tokenizer(name: str) -> Any:
         return None
 
 
+def say_less(verbosity: int) -> None:
+    """Keep transformers' notes and progress bars from between ours; with 1 and more they are shown."""
+    if verbosity < 1:
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+
+
 def _check_windows(parts: Parts, config: HFConfig) -> None:
     """Hold the mapping against the window that each attention module says it has."""
     if len(parts.layers) != config.num_hidden_layers:

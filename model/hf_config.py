@@ -1,7 +1,12 @@
 """A Hugging Face config as a layer schedule: which layers are window, which global, whose KV each reads. No torch."""
 
+import json
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from replayscope.model.preset_files import presets
 
 WINDOW, GLOBAL = "sliding_attention", "full_attention"
 # Layer types that cannot be mapped: why.
@@ -23,6 +28,19 @@ _STATE_SPACE = ("block_types", "layers_block_type", "hybrid_override_pattern", "
                 "state_size", "attention_window_size")  # fmt: skip
 
 
+def is_hf(name: str) -> bool:
+    """Whether a name means a Hugging Face model: a folder whose config is of another type than ours, or an id."""
+    if name in presets():
+        return False
+    if not Path(name).is_dir():
+        return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+    try:
+        kind = json.loads((Path(name) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return False
+    return isinstance(kind, str) and not kind.startswith("deepseek_v41")
+
+
 class UnmappedError(ValueError):
     """A model on which bounded replay cannot be run, with the reason in one line."""
 
@@ -33,7 +51,7 @@ class HFConfig:
 
     layer_types[l]: ``sliding_attention`` or ``full_attention``. sources[l]: the layer whose KV layer l reads.
     router_layers: layers with experts; ffn_layers: layers whose feed-forward is a module of its own (None: all).
-    raw: the whole config as plain JSON. model_type: whose family it is.
+    kv_numbers: of a token's keys and values in a layer. raw: the whole config as plain JSON.
     """
 
     model_type: str
@@ -45,6 +63,7 @@ class HFConfig:
     max_position_embeddings: int
     router_layers: tuple[int, ...] = ()
     ffn_layers: tuple[int, ...] | None = None
+    kv_numbers: int = 0
     raw: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +115,12 @@ class HFConfig:
             return self.ffn_layers is None or layer in self.ffn_layers
         return point in ("attn_in", "attn_out", "hidden")
 
+    def numbers(self, point: str) -> int:
+        experts = self.raw.get("text_config", self.raw).get("num_experts_per_tok") or 8
+        kv = self.kv_numbers
+        sizes = {"window_kv": kv, "global_kv": kv, "router": experts, "logits": self.vocab_size}
+        return sizes.get(point, self.hidden_size)
+
     def to_dict(self) -> dict[str, Any]:
         roles = [self.role(l) for l in self.layers]
         return {
@@ -124,8 +149,16 @@ def map_config(config: Any) -> HFConfig:
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         max_position_embeddings=getattr(text, "max_position_embeddings", None) or 1 << 31,
+        kv_numbers=_kv_numbers(text),
         raw=_plain(config.to_dict()),
     )
+
+
+def _kv_numbers(text: Any) -> int:
+    """Keys and values of one token in one layer, to estimate sizes by; layers may differ a little."""
+    heads = text.num_attention_heads
+    dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return (getattr(text, "num_key_value_heads", None) or heads) * (dim + (getattr(text, "v_head_dim", None) or dim))
 
 
 def _layer_types(name: str, text: Any) -> tuple[str, ...]:

@@ -1,0 +1,74 @@
+"""From options to a Hugging Face model that is ready to run, and its prompt in its own tokens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.hf_executor import HFExecutor
+from replayscope.inspector.options import RunOptions
+from replayscope.model import hf
+
+# Options that have no meaning for these models: name, the value that asks for nothing, why.
+_REFUSED = (
+    ("layers_only", None, "its layers are cut by its own code only"),
+    ("stream", False, "give --devices to spread it over several"),
+    ("topk", "sparse", "its global layers read every entry as they are"),
+    ("experts", "free", "its router cannot be overruled"),
+    ("reproducible", False, "its rows are not tiled"),
+    ("resume", False, "its runs cannot be taken up"),
+)
+
+
+@dataclass(frozen=True)
+class HFLoaded:
+    """engine: what runs it. numbers: the prompt's token ids, texts what each shows as. origin: hash or commit."""
+
+    engine: HFExecutor
+    numbers: list[int]
+    texts: list[str]
+    origin: str
+
+
+def load(options: RunOptions, dtype: torch.dtype, devices: list[torch.device]) -> HFLoaded:
+    """Raises UsageError for an option that these models do not take, and WeightsError where there is no model."""
+    for name, nothing, why in _REFUSED:
+        if getattr(options, name, nothing) != nothing:
+            raise UsageError(f"--{name.replace('_', '-')} is not for a Hugging Face model: {why}")
+    if any(arm.removeprefix("oracle:").startswith("frozen:") for arm in options.arms):
+        raise UsageError("arms frozen:… are not for a Hugging Face model: its router cannot be overruled")
+    hf.say_less(options.verbosity)
+    tokenizer = hf.load_tokenizer(options.model)
+    numbers = _numbers(options, tokenizer)
+    model, origin = hf.load(options.model, dtype, devices, options.quantize)
+    numbers = numbers[: options.tokens]
+    return HFLoaded(HFExecutor(model), numbers, _texts(tokenizer, numbers), origin)
+
+
+def _numbers(options: RunOptions, tokenizer: Any) -> list[int]:
+    """The prompt's token ids: as typed, or of its text with the special tokens that the model's tokenizer adds."""
+    text = options.prompt.read()
+    if not isinstance(text, str):
+        if options.chat:
+            raise UsageError("--chat needs the prompt as text; with ids:… give those of the whole conversation")
+        return list(text)
+    if tokenizer is None:
+        raise UsageError(f"{options.model} comes without a tokenizer; give token ids as -p ids:1,2,3")
+    if not options.chat:
+        return list(tokenizer(text)["input_ids"])
+    if not tokenizer.chat_template:
+        raise UsageError(f"the tokenizer of {options.model} has no chat template; leave --chat out")
+    said = [{"role": "user", "content": text}]
+    said = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    # The template writes the special tokens itself.
+    return list(tokenizer(said, add_special_tokens=False)["input_ids"])
+
+
+def _texts(tokenizer: Any, numbers: list[int]) -> list[str]:
+    """What each token shows as; where it is part of a character, the name that the vocabulary has for it."""
+    if tokenizer is None:
+        return [str(n) for n in numbers]
+    shown = [tokenizer.decode([n]) for n in numbers]
+    names = tokenizer.convert_ids_to_tokens(numbers)
+    return [str(name) if "\ufffd" in text else text for text, name in zip(shown, names, strict=True)]
