@@ -8,6 +8,7 @@ from torch import Tensor
 
 from replayscope.inspector.layout import Layout
 from replayscope.inspector.packing import Span, blocks, pack
+from replayscope.kernels.compressor import compress_pairs
 from replayscope.model import ops, rounding
 from replayscope.model.weights import Layer
 
@@ -17,7 +18,7 @@ class Settings:
     """block: rows computed together. reproducible: fixed tiles. frozen, frozen_experts: all choices, or the experts, of
     every request are the first request's. dense: attention over every visible entry instead of the top-k.
 
-    keep_state: every layer's window KV stays in the pool.
+    keep_state: every layer's window KV stays in the pool. impl: ``torch`` or ``triton``, of every op that has both.
     """
 
     block: int = 512
@@ -26,6 +27,7 @@ class Settings:
     keep_state: bool = False
     frozen_experts: bool = False
     dense: bool = False
+    impl: str = "torch"
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,10 @@ class EntryWriter:
         parts = [self._compressor_rows(l, request, entry * ratio + t) for t in range(ratio)]
         if ratio == 2:
             content, score = (torch.stack([p[k] for p in parts], 1) for k in ("content", "score"))
-            pooled = ops.pool_pairs(content, score, self.model.dtype)
             self._keep_open_pair(l)
-        else:
-            pooled = parts[0]["content"]
-        return ops.rms_norm(pooled, w.compressor.norm, c.rms_norm_eps)
+            norm, eps, dtype = w.compressor.norm, c.rms_norm_eps, self.model.dtype
+            return compress_pairs(content, score, norm, eps, dtype, self.settings.impl)
+        return ops.rms_norm(parts[0]["content"], w.compressor.norm, c.rms_norm_eps)
 
     def _compressor_rows(self, l: int, request: Tensor, position: Tensor) -> dict[str, Tensor]:
         """The compressor's input at (request, position).

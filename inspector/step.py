@@ -11,8 +11,9 @@ from replayscope.inspector.entries import EntryWriter, Progress, Settings
 from replayscope.inspector.frame import Attended, Frame
 from replayscope.inspector.layout import Layout
 from replayscope.inspector.packing import Block, Span, blocks
-from replayscope.kernels.attention import window_global_attention, window_keys
-from replayscope.kernels.index import candidate_blocks, index_scores, keep_candidates, topk_entries
+from replayscope.kernels.attention import packed_attention
+from replayscope.kernels.index import candidate_blocks, index_scores, topk_entries
+from replayscope.kernels.packed import EntryRows, WindowRows
 from replayscope.model import ops, rounding
 from replayscope.model.engram import add_engram, hash_rows
 from replayscope.model.streaming import StreamedModel
@@ -170,7 +171,7 @@ class Step:
 
     def _choose_entries(self, l: int, w: Layer, b: Block, x: Tensor, qr: Tensor, at: Tensor) -> None:
         """The block's top-k entry numbers, by the indexer or frozen from the first request."""
-        c, ratio, acc = self.config, self.config.compress_ratios[l], ops.acc_dtype(self.model.dtype)
+        c, ratio, impl = self.config, self.config.compress_ratios[l], self.settings.impl
         assert w.indexer is not None
         source = c.kv_source(l)
         assert source is not None
@@ -183,7 +184,7 @@ class Step:
         weights = ops.index_weights(x, w.indexer.weights_proj, c)
         pool = self.layout.entries(source)[1]
         picks = torch.full((len(at), c.index_topk), -1, dtype=torch.long, device=self.device)
-        margins = torch.full((len(at),), torch.inf, dtype=acc, device=self.device)
+        margins = torch.full((len(at),), torch.inf, dtype=weights.dtype, device=self.device)
         if l == c.candidate_source_layer_id:
             pool_blocks = torch.full((len(at), c.candidate_topk_blocks), -1, dtype=torch.long, device=self.device)
         elif c.uses_candidates(l):
@@ -193,14 +194,13 @@ class Step:
             total = int(seen.max())
             if total == 0:
                 continue
-            scores = index_scores(
-                q[lo:hi], weights[lo:hi], self.layout.first_entries(pool, request, total, ratio), seen
-            )
+            keys, inside = self.layout.first_entries(pool, request, total, ratio), None
+            if c.uses_candidates(l):
+                inside = pool_blocks[lo:hi]
+            scores = index_scores(q[lo:hi], weights[lo:hi], keys, seen, inside, c.candidate_block_size, impl)
             if l == c.candidate_source_layer_id:
                 pool_blocks[lo:hi] = candidate_blocks(scores, c.candidate_block_size, c.candidate_topk_blocks)
-            elif c.uses_candidates(l):
-                scores = keep_candidates(scores, pool_blocks[lo:hi], c.candidate_block_size)
-            picks[lo:hi], margins[lo:hi] = topk_entries(scores, c.index_topk)
+            picks[lo:hi], margins[lo:hi] = topk_entries(scores, c.index_topk, impl)
         picks = self._or_frozen(b, at, picks, self.topk, self.settings.frozen)
         b.put(self.topk, picks)
         b.put(self.topk_margin, margins)
@@ -216,46 +216,46 @@ class Step:
             "frozen", int(every), lambda: [i > 0 and (every or r.frozen) for i, r in enumerate(requests)]
         )
         first = self.spans[0]
-        return torch.where(b.take(takes), all_rows[at - first.first + first.at], own)
+        return torch.where(b.take(takes)[:, None], all_rows[at - first.first + first.at], own)
 
     def per_row(self, name: str, key: int, values: Callable[[], list[int]]) -> Tensor:
-        """A number per request, spread over the packed rows [rows, 1]; made once per step and key."""
+        """A number per request, spread over the packed rows [rows]; made once per step and key."""
         if (name, key) not in self._per_row:
-            self._per_row[name, key] = torch.tensor(values(), device=self.device)[self.request][:, None]
+            self._per_row[name, key] = torch.tensor(values(), device=self.device)[self.request]
         return self._per_row[name, key]
 
-    def _slots(self, l: int, b: Block, at: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Window slots [rows, W] and global slots [rows, k] of the block's rows in the pools, -1 where absent."""
+    def _window_rows(self, l: int, b: Block, at: Tensor) -> tuple[WindowRows, int]:
+        """What the block's rows see of the window and where it lies, and the widest of their windows."""
         requests = self.plan.requests
         widths = {requests[i].window for i, _, _ in b.segments}
-        floor = b.take(self.per_row("floor", l, lambda: [r.floor[l] for r in requests]))[:, 0].clone()
+        floor = b.take(self.per_row("floor", l, lambda: [r.floor[l] for r in requests])).clone()
         for request, lo, hi in b.segments:
             for row, floors in requests[request].floor_steps:
                 late = at[lo:hi] >= row
                 floor[lo:hi] = torch.where(late, floors[l], floor[lo:hi])
         if len(widths) > 1:
-            own_width = b.take(self.per_row("window", 0, lambda: [r.window for r in requests]))[:, 0]
+            own_width = b.take(self.per_row("window", 0, lambda: [r.window for r in requests]))
             floor = torch.maximum(floor, at - own_width + 1)
-        keys = window_keys(at, max(widths), floor)
-        shift = b.take(self.per_row("shift", 0, lambda: self.layout.window_shift.tolist()))
-        below = b.take(self.per_row("below", 0, lambda: self.layout.owner_shift.tolist()))
         start = b.take(self.per_row("start", 0, lambda: self.layout.starts.tolist()))
-        slots = torch.where(keys < 0, -1, keys + torch.where(keys >= start, shift, below))
-        ratio = self.config.compress_ratios[l]
+        own = b.take(self.per_row("shift", 0, lambda: self.layout.window_shift.tolist()))
+        below = b.take(self.per_row("below", 0, lambda: self.layout.owner_shift.tolist()))
+        return WindowRows(at, floor, start, own, below), max(widths)
+
+    def _entry_rows(self, l: int, b: Block, at: Tensor) -> EntryRows | None:
+        """The global entries that the block's rows attend and where they lie; None for a window-only layer."""
+        ratio, layout = self.config.compress_ratios[l], self.layout
         if ratio == 0:
-            return slots, None
-        owners = [max(o, 0) for o in self.layout.prefix_owner]
+            return None
         picks = b.take(self.topk)
         if self.settings.dense:
             seen = ((at + 1) // ratio)[:, None]
             every = torch.arange(int(seen.max()), device=self.device)[None]
             picks = torch.where(every < seen, every, -1)
-        kept = b.take(self.per_row("kept", ratio, lambda: [self.layout.kept(i, ratio) for i in range(len(requests))]))
-        own = b.take(
-            self.per_row("own", ratio, lambda: [self.layout.own_entry(i, ratio) for i in range(len(requests))])
-        )
-        other = b.take(self.per_row("other", ratio, lambda: [self.layout.own_entry(o, ratio) for o in owners]))
-        return slots, torch.where(picks < 0, -1, picks + torch.where(picks < kept, other, own))
+        everyone, owners = range(len(self.plan.requests)), [max(o, 0) for o in layout.prefix_owner]
+        kept = b.take(self.per_row("kept", ratio, lambda: [layout.kept(i, ratio) for i in everyone]))
+        other = b.take(self.per_row("other", ratio, lambda: [layout.own_entry(o, ratio) for o in owners]))
+        own = b.take(self.per_row("own", ratio, lambda: [layout.own_entry(i, ratio) for i in everyone]))
+        return EntryRows(picks, kept, other, own)
 
     def _attend(
         self, l: int, w: Layer, b: Block, window: Tensor, outs: dict[str, Tensor], router: dict[str, Tensor]
@@ -266,12 +266,12 @@ class Step:
         x, qr, streams = b.take(self.attn_in), b.take(self.qr), b.take(self.streams)
         if l in c.index_source_layer_ids:
             self._choose_entries(l, w, b, x, qr, at)
-        slots, entries = self._slots(l, b, at)
+        (rows, width), entries = self._window_rows(l, b, at), self._entry_rows(l, b, at)
         cos, sin = (t[at][:, None] for t in self.now.ropes[c.compress_ratios[l] > 0])
         q = ops.rotate(F.linear(qr, w.wq_b).unflatten(-1, (c.num_attention_heads, -1)), cos, sin)
         source = c.kv_source(l)
         pool = self.layout.entries(source)[0] if source is not None else None
-        y = window_global_attention(q, window, slots, pool, entries, w.sink)
+        y = packed_attention(q, window, rows, width, pool, entries, w.sink, self.settings.impl)
         y = ops.output_projection(ops.rotate(y, cos, sin, inverse=True), w.wo_a, w.wo_b, c.o_groups)
         if "attn_out" in outs:
             b.put(outs["attn_out"], y)

@@ -1,22 +1,41 @@
-"""Window and selected-global attention over packed rows: what it means, in torch.
-
-Window W means that query i sees keys i-W+1 … i: W keys, the query itself included. ``window_keys`` is the one place
-where the running code says so.
-"""
+"""Window and selected-global attention over packed rows: what it means, in torch."""
 
 import math
 
 import torch
 from torch import Tensor
 
+from replayscope.kernels.impl import use_triton
+from replayscope.kernels.packed import EntryRows, WindowRows
 
-def window_keys(position: Tensor, window: int, floor: Tensor) -> Tensor:
-    """Key positions [rows, W] that each row may see, oldest first, -1 where there is none.
 
-    position, floor [rows] int64: absolute position of the row, and the lowest key that it may see.
+def packed_attention(
+    q: Tensor,
+    window_kv: Tensor,
+    rows: WindowRows,
+    window: int,
+    global_kv: Tensor | None,
+    entries: EntryRows | None,
+    sink: Tensor,
+    impl: str = "torch",
+) -> Tensor:
+    """``window_global_attention`` of packed rows by their descriptors; window: W, the most keys that a row sees.
+
+    impl: ``torch``, ``triton`` (fp32 sums; no float64) or ``auto``. Raises ValueError for shapes or dtypes that do not
+    go together, and for an impl that cannot run.
     """
-    keys = position[:, None] - torch.arange(window - 1, -1, -1, device=position.device)
-    return torch.where(keys >= floor.clamp(min=0)[:, None], keys, -1)
+    count, heads, head_dim = q.shape
+    for name, pool in (("window_kv", window_kv), ("global_kv", global_kv)):
+        if pool is not None and (pool.dim() != 2 or pool.shape[1] != head_dim or pool.dtype != q.dtype):
+            raise ValueError(f"{name} must be [slots, {head_dim}] {q.dtype}, not {list(pool.shape)} {pool.dtype}")
+    if sink.shape != (heads,) or rows.position.shape != (count,):
+        raise ValueError(f"{count} rows of {heads} heads: got sink {list(sink.shape)} for {len(rows.position)} rows")
+    if use_triton(impl, q):
+        from replayscope.kernels import attention_triton
+
+        return attention_triton.packed_attention(q, window_kv, rows, window, global_kv, entries, sink)
+    slots = None if entries is None else entries.slots()
+    return window_global_attention(q, window_kv, rows.slots(window), global_kv, slots, sink)
 
 
 def window_global_attention(
@@ -31,8 +50,9 @@ def window_global_attention(
 
     q [rows, heads, D]; window_kv [slots, D]; window_slots [rows, W] int64, -1 = absent; global_kv [slots, D] and
     global_slots [rows, K] int64, -1 = absent (or None for a window-only layer); sink [heads]: a logit that only enters
-    the denominator. Scores are q·k/√D. Returns [rows, heads, D]; a row without any key gives 0. Computed in float64
-    for float64 inputs, else float32. A slot that is not listed is never read, whatever it holds.
+    the denominator (-inf: none, +inf: it takes everything). Scores are q·k/√D. Returns [rows, heads, D]; a row without
+    any key gives 0. Computed in float64 for float64 inputs, else float32. A slot that is not listed is never read,
+    whatever it holds.
     """
     acc = torch.float64 if q.dtype == torch.float64 else torch.float32
     keys, absent = _gather(window_kv, window_slots, acc)
@@ -46,7 +66,8 @@ def window_global_attention(
     # Without any key and with a sink of -inf there is nothing to normalise: the row is 0 by definition.
     top = torch.where(top == -math.inf, 0.0, top)
     weight = torch.exp(scores - top)
-    total = weight.sum(-1, keepdim=True) + torch.exp(logit - top)
+    # Equal infinities have no difference: a sink of +inf weighs 1 against keys that weigh 0.
+    total = weight.sum(-1, keepdim=True) + torch.where(logit == top, 1.0, torch.exp(logit - top))
     return torch.bmm(weight / torch.where(total == 0, 1.0, total), keys).to(q.dtype)
 
 

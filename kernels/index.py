@@ -8,23 +8,48 @@ import math
 import torch
 from torch import Tensor
 
+from replayscope.kernels.impl import use_triton
 
-def index_scores(q: Tensor, weights: Tensor, keys: list[Tensor], seen: Tensor) -> Tensor:
+
+def index_scores(
+    q: Tensor,
+    weights: Tensor,
+    keys: list[Tensor],
+    seen: Tensor,
+    blocks: Tensor | None = None,
+    size: int = 0,
+    impl: str = "torch",
+) -> Tensor:
     """Σ_h w_h·ReLU(q_h·k_j): q [rows, h, di], weights [rows, h] (acc), keys in parts [e, di], seen [rows] → [rows, E].
 
-    seen[i] entries, 0 … seen[i]-1, are visible to row i; the rest score -inf.
+    seen[i] entries, 0 … seen[i]-1, are visible to row i; the rest score -inf, as do entries outside the rows' candidate
+    blocks [rows, count] of ``size`` entries, where there are any. impl: ``torch``, ``triton`` (float32 scores) or
+    ``auto``.
     """
     rows, heads, _ = q.shape
+    if use_triton(impl, q):
+        from replayscope.kernels import index_triton
+
+        inside = None if blocks is None else _inside(blocks, sum(len(k) for k in keys), size)
+        return index_triton.index_scores(q, weights, keys, seen, inside, size)
     flat = q.to(weights.dtype).reshape(rows * heads, -1)
     parts = [(flat @ k.to(weights.dtype).T).view(rows, heads, -1) for k in keys]
     raw = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).relu_()
     scores = torch.bmm(weights[:, None], raw)[:, 0]
-    return scores.masked_fill_(torch.arange(scores.shape[1], device=q.device) >= seen[:, None], -math.inf)
+    scores.masked_fill_(torch.arange(scores.shape[1], device=q.device) >= seen[:, None], -math.inf)
+    return scores if blocks is None else keep_candidates(scores, blocks, size)
 
 
-def topk_entries(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """ids [rows, k] of the k best finite scores, ascending, then -1; margin [rows]: worst accepted - best rejected."""
+def topk_entries(scores: Tensor, k: int, impl: str = "torch") -> tuple[Tensor, Tensor]:
+    """ids [rows, k] of the k best finite scores, ascending, then -1; margin [rows]: worst accepted - best rejected.
+
+    Which of equal scores at the border are taken is left open: their margin is 0. impl as for ``index_scores``.
+    """
     rows, entries = scores.shape
+    if use_triton(impl, scores):
+        from replayscope.kernels import index_triton
+
+        return index_triton.topk_entries(scores, k)
     ids = torch.full((rows, k), -1, dtype=torch.long, device=scores.device)
     margin = torch.full((rows,), math.inf, dtype=scores.dtype, device=scores.device)
     best, which = scores.topk(min(k + 1, entries), -1)
@@ -54,8 +79,12 @@ def candidate_blocks(scores: Tensor, size: int, count: int) -> Tensor:
 
 def keep_candidates(scores: Tensor, blocks: Tensor, size: int) -> Tensor:
     """scores [rows, E] with -inf for every entry outside the rows' candidate blocks [rows, count]."""
-    rows, entries = scores.shape
+    inside = _inside(blocks, scores.shape[1], size)
+    return scores.masked_fill(~inside.repeat_interleave(size, 1)[:, : scores.shape[1]], -math.inf)
+
+
+def _inside(blocks: Tensor, entries: int, size: int) -> Tensor:
+    """Block numbers [rows, count], -1 = none, as a mask [rows, blocks]."""
     total = -(-entries // size)
-    inside = torch.zeros(rows, total + 1, dtype=torch.bool, device=scores.device)
-    inside.scatter_(1, torch.where(blocks < 0, total, blocks), True)
-    return scores.masked_fill(~inside[:, :total].repeat_interleave(size, 1)[:, :entries], -math.inf)
+    inside = torch.zeros(len(blocks), total + 1, dtype=torch.bool, device=blocks.device)
+    return inside.scatter_(1, torch.where(blocks < 0, total, blocks), True)[:, :total]

@@ -10,7 +10,7 @@ from replayscope.inspector.generate import generate
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.pool import Pool
 from replayscope.inspector.semantics import exact_replay, request
-from replayscope.kernels.attention import window_keys
+from replayscope.kernels.packed import window_keys
 from tests import v41
 
 # fp64 runs that are equal on paper differ by rounding in products of other shapes: measured 1e-14 on these weights.

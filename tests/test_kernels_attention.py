@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from replayscope.kernels.attention import window_global_attention, window_keys
+from replayscope.kernels.attention import window_global_attention
 from replayscope.kernels.index import candidate_blocks, index_scores, keep_candidates, topk_entries
+from replayscope.kernels.packed import window_keys
 from replayscope.model import reference
 from tests import v41
 
