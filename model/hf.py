@@ -65,9 +65,10 @@ def load(
         mapped = map_config(config)
         options = _placement(devices, quantise)
         config._experts_implementation = "eager"
+        auto = auto_class(config)
         module = _fetched(
             name,
-            lambda: transformers.AutoModelForCausalLM.from_pretrained(
+            lambda: auto.from_pretrained(
                 name, config=config, dtype=dtype, attn_implementation="eager", local_files_only=_local(name), **options
             ),
         )
@@ -90,6 +91,14 @@ def placed(module: Any, mapped: HFConfig, dtype: torch.dtype) -> HFModel:
     first = next(module.get_input_embeddings().parameters()).device
     home = first if len(where) == 1 else torch.device("cpu")
     return HFModel(module, replace(mapped, router_layers=routes, ffn_layers=feeds), parts, dtype, first, home)
+
+
+def auto_class(config: Any) -> Any:
+    """The transformers class that loads a config's language model, also where it comes with an image tower."""
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    raise UnmappedError(f"{config.model_type} has no causal language model in transformers {transformers.__version__}")
 
 
 def load_tokenizer(name: str) -> Any:

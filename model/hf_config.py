@@ -138,27 +138,41 @@ def map_config(config: Any) -> HFConfig:
     if getattr(text, "use_bidirectional_attention", None) in (True, "all") or not getattr(text, "is_causal", True):
         raise UnmappedError(f"{name} attends in both directions: only causal decoders are mapped")
     types = _layer_types(name, text)
-    window = getattr(text, "sliding_window", None)
-    if not isinstance(window, int):
-        raise UnmappedError(f"{name} has sliding-window layers and no sliding_window in its config")
+    sources = _sources(text, types)
     return HFConfig(
         model_type=name,
         layer_types=types,
-        sources=_sources(text, types),
-        sliding_window=window,
+        sources=sources,
+        sliding_window=_window(name, text, types),
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         max_position_embeddings=getattr(text, "max_position_embeddings", None) or 1 << 31,
-        kv_numbers=_kv_numbers(text),
+        kv_numbers=max(_kv_numbers(_of_layer(text, l)) for l in range(len(types))),
         raw=_plain(config.to_dict()),
     )
 
 
-def _kv_numbers(text: Any) -> int:
-    """Keys and values of one token in one layer, to estimate sizes by; layers may differ a little."""
-    heads = text.num_attention_heads
-    dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return (getattr(text, "num_key_value_heads", None) or heads) * (dim + (getattr(text, "v_head_dim", None) or dim))
+def _of_layer(text: Any, layer: int) -> Any:
+    """The config as one layer sees it: heads and sizes may differ from layer to layer."""
+    own = getattr(text, "per_layer_config", None)
+    return text if own is None else own[layer]
+
+
+def _window(name: str, text: Any, types: tuple[str, ...]) -> int:
+    windows = {getattr(_of_layer(text, l), "sliding_window", None) for l, kind in enumerate(types) if kind == WINDOW}
+    if len(windows) > 1:
+        raise UnmappedError(f"{name} has windows of different lengths, {sorted(map(str, windows))}: one is mapped")
+    window = windows.pop() if windows else 1
+    if not isinstance(window, int):
+        raise UnmappedError(f"{name} has sliding-window layers and no sliding_window in its config")
+    return window
+
+
+def _kv_numbers(layer: Any) -> int:
+    """Keys and values of one token in a layer, to estimate sizes by."""
+    heads = layer.num_attention_heads
+    dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    return (getattr(layer, "num_key_value_heads", None) or heads) * (dim + (getattr(layer, "v_head_dim", None) or dim))
 
 
 def _layer_types(name: str, text: Any) -> tuple[str, ...]:
