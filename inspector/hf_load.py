@@ -36,8 +36,6 @@ def load(options: RunOptions, dtype: torch.dtype, devices: list[torch.device]) -
     for name, nothing, why in _REFUSED:
         if getattr(options, name, nothing) != nothing:
             raise UsageError(f"--{name.replace('_', '-')} is not for a Hugging Face model: {why}")
-    if any(arm.removeprefix("oracle:").startswith("frozen:") for arm in options.arms):
-        raise UsageError("arms frozen:… are not for a Hugging Face model: its router cannot be overruled")
     hf.say_less(options.verbosity)
     tokenizer = hf.load_tokenizer(options.model)
     numbers = _numbers(options, tokenizer)

@@ -93,6 +93,15 @@ def valid_arms(config: Geometry) -> list[str]:
     return arm_names(config.layers)
 
 
+def unsuited(config: Geometry, arm: str) -> str:
+    """Why a model of this config has no such arm, or nothing where it has."""
+    if plain(arm) in ("decoder", "both") and config.decoder_start >= config.num_hidden_layers:
+        return "it has no decoder half, whose layers all read one layer's global KV"
+    if arm.removeprefix("oracle:").startswith("frozen:") and not config.freezes:
+        return "its choices cannot be frozen"
+    return "it has no global KV" if arm == "broken:overwrite" and not any(config.compress_ratios) else ""
+
+
 def plain(arm: str) -> str:
     """The arm without oracle: and frozen: in front."""
     return arm.removeprefix("oracle:").removeprefix("frozen:")
@@ -127,14 +136,14 @@ def request(
 
     cut: H, for arms that have one. replay: R, default W. suffix: rows run from H on, default all.
     """
+    c, N, W = shape.config, shape.tokens, shape.config.sliding_window
+    if reason := unsuited(c, arm):
+        raise UsageError(f"{arm} is no arm of this model: {reason}")
     if arm.startswith("frozen:") and plain(arm) in FREEZABLE:
         return replace(request(shape, plain(arm), cut, replay, suffix, semantics), arm=arm, frozen=True)
-    c, N, W = shape.config, shape.tokens, shape.config.sliding_window
     kind = arm.removeprefix("broken:") if arm.startswith("broken:") else None
     if (kind is None and arm not in ARMS) or (kind is not None and f"broken:{kind}" not in valid_arms(c)):
         raise UsageError(f"unknown arm {arm!r}; valid: {', '.join(valid_arms(c))}")
-    if arm in ("decoder", "both") and c.decoder_start >= c.num_hidden_layers:
-        raise UsageError(f"arm {arm} needs a decoder half, which reads one layer's global KV; this model has none")
     (semantics,) = semantics_of(arm, (semantics,))
     if not has_cut(arm):
         whole = replace(_rows(c, arm, 0, N, shape.prompt_end, 0), semantics=semantics)
@@ -246,8 +255,6 @@ def _broken(c: Geometry, kind: str, right: Request) -> Request:
     if kind == "start-1":
         return moved(s - 1)
     if kind == "overwrite":
-        if not any(c.compress_ratios):
-            raise UsageError(f"{arm} changes nothing: this model has no global KV")
         entries = tuple(-(-s // r) if r else 0 for r in c.compress_ratios)
         return replace(right, first_entry=entries, private_prefix=True)
     if kind == "stale":

@@ -21,7 +21,7 @@ from replayscope.inspector.geometry import window_layers
 from replayscope.inspector.options import Result, RunOptions
 from replayscope.inspector.points import expand_points
 from replayscope.inspector.runner import Job, foreign_tokens, line_up, run
-from replayscope.inspector.semantics import Shape, admits, arm_names, floor_layers, has_cut
+from replayscope.inspector.semantics import Shape, admits, arm_names, floor_layers, has_cut, unsuited
 from replayscope.model import presets, tokenizer
 from replayscope.model.hf_config import is_hf
 from replayscope.model.streaming import StreamedModel
@@ -225,7 +225,7 @@ def _our_executor(options: RunOptions, model: Runnable) -> Executor:
 
 def _arms(options: RunOptions, model: Runnable) -> tuple[str, ...]:
     """The arms asked for, globs written out: broken:* stands for every kind, floor@L at three layers."""
-    known = arm_names(floor_layers(model.config))
+    known = [a for a in arm_names(floor_layers(model.config)) if not unsuited(model.config, a)]
     out: dict[str, None] = {}
     for name in options.arms:
         out.update(dict.fromkeys([a for a in known if fnmatchcase(a, name)] if "*" in name else [name]))

@@ -116,6 +116,11 @@ class ModelConfig:
         """First layer of the decoder half: the last kv source, whose global KV every later layer reads."""
         return self.kv_source_layer_ids[-1] if self.kv_source_layer_ids else self.num_hidden_layers
 
+    @property
+    def freezes(self) -> bool:
+        """Top-k and experts can be taken from full."""
+        return True
+
     def kv_source(self, layer: int) -> int | None:
         """The layer whose global KV ``layer`` reads, or None for a window-only layer."""
         return _last_at_or_before(self.kv_source_layer_ids, layer, self.compress_ratios)

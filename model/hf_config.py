@@ -94,6 +94,11 @@ class HFConfig:
         """There is no decoder half."""
         return len(self.layer_types)
 
+    @property
+    def freezes(self) -> bool:
+        """A router cannot be overruled: what it weighs its experts by is its own."""
+        return False
+
     def kv_source(self, layer: int) -> int | None:
         return self.sources[layer] if self.layer_types[layer] == GLOBAL else None
 
