@@ -128,6 +128,10 @@ def show(options: Namespace) -> Result:
 def plot(options: Namespace) -> Result:
     """Draw figures of a trace into a file, or all of them into a folder."""
     _trace(options.trace)
+    if options.other is not None:
+        _trace(options.other)
+        if options.figure != "compare":
+            raise UsageError(f"{options.other}: a second trace is for --figure compare; leave it out")
     if options.figure == "all" and not options.out.suffix:
         _named(options.out)
         _parent(options.out)
@@ -139,36 +143,47 @@ def plot(options: Namespace) -> Result:
     if options.metric is not None:
         choose("metric", options.metric, METRICS)
     settings = _figure_settings(options)
+    traces = [options.trace] if options.other is None else [options.trace, options.other]
     written = export.export(
-        options.trace, options.figure, options.metric, options.out, force=options.force, dark=options.dark, **settings
+        traces, options.figure, options.metric, options.out, force=options.force, dark=options.dark, **settings
     )
     return _written(written)
 
 
+_SETTINGS = (
+    "point", "region", "arm", "run", "reference", "other_arm", "layer", "head", "position", "threshold",
+)  # fmt: skip
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _figure_settings(options: Namespace) -> dict:
-    """What of --point, --region, --arm, --run and --reference was given, under the names that the figure has for it."""
+    """What of --point, --region, --arm and the like was given, under the names that the figure has for it."""
     from replayscope.inspector.points import POINTS
     from replayscope.ui.figures import FIGURES
 
     figure = choose("figure", options.figure, [*FIGURES, "all"])
-    given = {name: getattr(options, name) for name in ("point", "region", "arm", "run", "reference")}
+    given = {name: getattr(options, name) for name in _SETTINGS}
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
         return {}
     if figure == "all":
-        raise UsageError(f"--{next(iter(given))} is for one figure; name it with --figure")
+        raise UsageError(f"{_flag(next(iter(given)))} is for one figure; name it with --figure")
     if "point" in given:
         choose("hook point", given["point"], list(POINTS))
     if "reference" in given:
         choose("reference", given["reference"], ["full", "oracle"])
-    if "run" in given:
-        given["run"] = parse_count(given["run"], "--run")
+    for name in ("run", "layer", "head", "position"):
+        if name in given:
+            given[name] = parse_count(given[name], f"--{name}")
     taken = signature(FIGURES[figure]).parameters
     renamed = {}
     for name, value in given.items():
         own = "bucket" if name == "region" else "arms" if name == "arm" and "arms" in taken else name
         if own not in taken:
-            raise UsageError(f"figure {figure} has no --{name}; leave it out")
+            raise UsageError(f"figure {figure} has no {_flag(name)}; leave it out")
         renamed[own] = [value] if own == "arms" else value
     return renamed
 

@@ -86,6 +86,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
     plot = command("plot", commands.plot, "draw figures of a trace into a file")
     plot.add_argument("trace", type=Path, metavar="T.h5")
+    plot.add_argument("other", type=Path, nargs="?", metavar="T2.h5", help="a second trace, for --figure compare")
     plot.add_argument("--figure", default="all", metavar="NAME", help="replayscope list figures, or all (the default)")
     plot.add_argument("--metric", metavar="NAME", help="replayscope list metrics (default: the figure's own)")
     plot.add_argument("--point", metavar="NAME", help="hook point without its layer, as window_kv or hidden")
@@ -93,6 +94,11 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     plot.add_argument("--arm", metavar="NAME", help="the arm to show")
     plot.add_argument("--run", metavar="N", help="the run to show, by its number in the trace")
     plot.add_argument("--reference", metavar="NAME", help="what runs are compared with: full (the default) or oracle")
+    plot.add_argument("--other-arm", metavar="NAME", help="the arm to set beside it, for --figure compare")
+    plot.add_argument("--layer", metavar="N", help="of --figure tensor (default: every layer at one position)")
+    plot.add_argument("--head", metavar="N", help="of --figure tensor, where the hook point has heads or streams")
+    plot.add_argument("--position", metavar="N", help="of --figure tensor (default: the last before the cut)")
+    plot.add_argument("--threshold", type=float, metavar="X", help="line of --figure replay-length and healing")
     plot.add_argument("--dark", action="store_true", help="png, svg and pdf on a dark ground")
     _out_option(plot, "OUT", "file (.html .png .svg .pdf .csv .json), or with --figure all a folder")
 

@@ -66,8 +66,7 @@ def compare_chart(
     scale = _common(a.scale, b.scale)
     left, right = (replace(c, grid=_columns(c.grid, shared), scale=scale) for c in (a, b))
     gap = _difference(left.grid, right.grid)
-    label = f"{metric_words(metric_name)}, B − A"
-    between = replace(left, grid=gap, scale=fit(gap.value, label, "signed", scale.unit))
+    between = replace(left, grid=gap, scale=fit(gap.value, "B − A", "signed", scale.unit))
     names = [f"{s.label}, {t.path.name}" if other is not None else s.label for t, s in ((trace, one), (second, two))]
     first = _first(gap)
     dropped = len(one.cuts) + len(two.cuts) - 2 * len(shared)
@@ -78,7 +77,8 @@ def compare_chart(
     return CompareChart(
         title=_title(names, point, metric_name, left.grid, right.grid, gap, first),
         sentence=f"{metric_words(metric_name)} of the {POINT_WORDS[point]} in {REGION_WORDS.get(bucket, bucket)} "
-        f"against {against(reference)} · {suffix_words(trace, one)} · N {count(len(trace.tokens.ids))} · W {count(window)}",
+        f"against {against(reference)} · {suffix_words(trace, one)} · N {count(len(trace.tokens.ids))} · "
+        f"W {count(window)}",
         notes=tuple(notes),
         meta={
             **a.meta, "trace": trace.path.name, "other_trace": second.path.name, "arm": one.label,

@@ -1,20 +1,15 @@
-"""Figures as files: html, csv, json, and png, svg, pdf where a browser is there to draw them.
+"""Figures as files: html, csv and json, and png, svg and pdf where a browser or matplotlib is there to draw them.
 
 The same trace gives the same bytes of html, csv and json.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
+import logging
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-
-import numpy as np
 
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.names import choose
@@ -23,11 +18,13 @@ from replayscope.traces.errors import TraceExistsError
 from replayscope.ui import page
 from replayscope.ui.checked import CheckedReader, told
 from replayscope.ui.figures import FIGURES, chart, figure
-from replayscope.ui.grid import Chart, MapChart
-from replayscope.ui.lines import LineChart
+from replayscope.ui.grid import Chart
+from replayscope.ui.numbers import document, table
 from replayscope.ui.page import facts
+from replayscope.ui.states import NotRecorded
 from replayscope.ui.theme import recolour
 
+log = logging.getLogger(__name__)
 FORMATS = ("html", "png", "svg", "pdf", "csv", "json")
 IMAGES = ("png", "svg", "pdf")
 WIDTH = 1100  # of images, in pixels
@@ -44,25 +41,20 @@ def export(
     dark: bool = False,
     **options,
 ) -> list[Path]:
-    """Write a figure, or `all` of them, and return the files written.
+    """Write a figure, or `all` that the trace has the parts for, and return the files written.
 
     out: a file whose ending names the format; for `all` also a folder, which gets one html per figure and is made if it
-    is not there and its name has no ending. options: point, arm, bucket, run, reference of the figure. Raises
-    UsageError for a name, an ending, a missing package or a missing browser, TraceError for a trace that is not sound,
-    TraceExistsError for output that exists without `force`; then nothing is written.
+    is not there and its name has no ending. Two traces and `compare` make one figure. options: point, arm, bucket, run,
+    reference and whatever else the figure takes. Raises UsageError for a name, an ending, an image that nothing here
+    can draw, and for a figure asked by name that the trace lacks the parts for; TraceError for a trace that is not
+    sound, TraceExistsError for output that exists without `force`; then nothing is written.
     """
     traces: list[TraceReader] = [CheckedReader(path) for path in _paths(trace_paths)]
     choose("figure", figure_name, [*FIGURES, "all"])
-    names = list(FIGURES) if figure_name == "all" else [figure_name]
     target = Path(out)
     folder = figure_name == "all" and (target.is_dir() or not target.suffix)
     kind = "html" if folder else _format(target)
-    # Of a figure that is not for this metric `all` shows its own; by name it is an error.
-    made = {
-        _stem(name, trace, traces): _chart(trace, name, metric, figure_name == "all", options)
-        for trace in traces
-        for name in names
-    }
+    made = _all(traces, metric, options) if figure_name == "all" else _named(traces, figure_name, metric, options)
     if folder:
         files = {target / f"{stem}.html": {stem: one} for stem, one in made.items()}
         if target.exists() and not target.is_dir():
@@ -90,18 +82,44 @@ def _paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
     return [Path(path) for path in paths]
 
 
+def _named(traces: list[TraceReader], name: str, metric: str | None, options: dict) -> dict[str, Chart]:
+    """One figure of each trace, or the comparison of two."""
+    if name == "compare" and len(traces) == 2:
+        with told(f"{traces[0].path} and {traces[1].path}", "figure compare"):
+            return {name: chart(traces[0], name, metric, other=traces[1], **options)}
+    made = {}
+    for trace in traces:
+        with told(trace.path, f"figure {name}"):
+            made[_stem(name, trace, traces)] = chart(trace, name, metric, **options)
+    return made
+
+
+def _all(traces: list[TraceReader], metric: str | None, options: dict) -> dict[str, Chart]:
+    """Every figure that a trace has the parts for. One that is not for this metric is shown in its own."""
+    made = {}
+    for trace in traces:
+        for name in FIGURES:
+            with told(trace.path, f"figure {name}"):
+                try:
+                    made[_stem(name, trace, traces)] = _lenient(trace, name, metric, options)
+                except NotRecorded as error:
+                    log.info("figure %s left out: %s", name, error)
+        if not made:
+            raise NotRecorded(f"{trace.path}: no figure can be made of this trace; record it with full and another arm")
+    return made
+
+
+def _lenient(trace: TraceReader, name: str, metric: str | None, options: dict) -> Chart:
+    try:
+        return chart(trace, name, metric, **options)
+    except NotRecorded:
+        raise
+    except UsageError:
+        return chart(trace, name)
+
+
 def _stem(name: str, trace: TraceReader, traces: list[TraceReader]) -> str:
     return name if len(traces) == 1 else f"{trace.path.stem}-{name}"
-
-
-def _chart(trace: TraceReader, name: str, metric: str | None, lenient: bool, options: dict) -> Chart:
-    with told(trace.path, f"figure {name}"):
-        if not lenient:
-            return chart(trace, name, metric, **options)
-        try:
-            return chart(trace, name, metric, **options)
-        except UsageError:
-            return chart(trace, name)
 
 
 def _write(target: Path, charts: dict[str, Chart], kind: str, force: bool, dark: bool) -> Path:
@@ -110,13 +128,16 @@ def _write(target: Path, charts: dict[str, Chart], kind: str, force: bool, dark:
     if not target.parent.is_dir():
         raise UsageError(f"no folder {target.parent} to write {target.name} into; make it first")
     one = next(iter(charts.values()))
-    if kind in IMAGES:
-        data = _image(one, kind, dark)
-    else:
-        with told(one.meta["trace"], f"figure as {kind}"):
-            data = {"html": _html, "csv": lambda _: table(one), "json": document}[kind](charts).encode()
+    data = image(one, kind, dark) if kind in IMAGES else encoded(charts, kind)
     write_bytes(target, data)
     return target
+
+
+def encoded(charts: dict[str, Chart], kind: str) -> bytes:
+    """Charts by name as html, csv (the first of them) or json."""
+    one = next(iter(charts.values()))
+    with told(one.meta["trace"], f"figure as {kind}"):
+        return {"html": _html, "csv": lambda _: table(one), "json": document}[kind](charts).encode()
 
 
 def _check(target: Path, force: bool) -> None:
@@ -144,88 +165,31 @@ def _html(charts: dict[str, Chart]) -> str:
     return page.document(title, first.meta["trace"], body, figures)
 
 
-def _image(one: Chart, kind: str, dark: bool) -> bytes:
-    package = f"{kind} needs the package kaleido: pip install 'replayscope[export]'"
-    # Plotly raises the same RuntimeError for a missing package and for a missing browser.
-    if find_spec("kaleido") is None:
-        raise UsageError(f"{package}; {_ELSE}")
+def image(one: Chart, kind: str, dark: bool = False) -> bytes:
+    """A chart as png, svg or pdf: drawn by a browser through kaleido, or else by matplotlib if it is installed.
+
+    Raises UsageError in one line if neither can.
+    """
     with told(one.meta["trace"], f"figure as {kind}"):
         drawn = recolour(figure(one)) if dark else figure(one)
-    try:
-        return drawn.to_image(format=kind, width=WIDTH, height=facts(drawn)["height"], scale=2)
-    except (ImportError, ValueError) as error:
-        if "kaleido" not in str(error).lower():
-            raise
-        raise UsageError(f"{package} (the one that is there cannot be used); {_ELSE}") from error
-    except (RuntimeError, OSError) as error:
-        raise UsageError(f"{kind} needs Chrome or Chromium, and none could be started; {_ELSE}") from error
+    # Plotly raises the same RuntimeError for a missing package and for a missing browser.
+    reason = "the package kaleido is missing" if find_spec("kaleido") is None else ""
+    if not reason:
+        try:
+            return drawn.to_image(format=kind, width=WIDTH, height=facts(drawn)["height"], scale=2)
+        except (ImportError, ValueError) as error:
+            if "kaleido" not in str(error).lower():
+                raise
+            reason = "the package kaleido that is there cannot be used"
+        except (RuntimeError, OSError):
+            reason = "no Chrome or Chromium could be started"
+    if find_spec("matplotlib") is None:
+        raise UsageError(
+            f"{kind} cannot be drawn: {reason}, and matplotlib is not installed "
+            f"(pip install 'replayscope[export]', and a browser; or pip install matplotlib); {_ELSE}"
+        )
+    from replayscope.ui import printed
 
-
-def columns(one: Chart) -> tuple[list[str], list[list]]:
-    """The numbers of a chart as a long table: names, and one row per cell or point; NaN where there is no number."""
-    if isinstance(one, MapChart):
-        return _map_columns(one)
-    assert isinstance(one, LineChart)
-    names = ["arm", "cut", "mean", "largest_row", "last_row", "rows", "top1_flips", "floor"]
-    floor = one.floor if one.floor is not None else np.full(len(one.cuts), np.nan)
-    rows = [
-        [line.label, cut, *(float(v[i]) for v in (line.mean, line.largest, line.last)),
-         int(np.nan_to_num(line.n[i])), int(np.nan_to_num(line.flips[i])), float(floor[i])]
-        for line in one.lines
-        for i, cut in enumerate(one.cuts)
-        if np.nan_to_num(line.n[i]) > 0
-    ]  # fmt: skip
-    return names, rows
-
-
-def _map_columns(one: MapChart) -> tuple[list[str], list[list]]:
-    grid = one.grid
-    place = ["cut"] if one.column == "H" else [f"{one.column}_first", f"{one.column}_last"]
-    names = [*place, "layer", "value", "rows", "floor", "class", "must_be_exact"]
-    rows = []
-    for c, (a, b) in enumerate(zip(grid.start, grid.stop, strict=True)):
-        where = [int(a)] if one.column == "H" else [int(a), int(b) - 1]
-        for r, layer in enumerate(grid.rows):
-            rows.append([
-                *where, int(layer) if layer.isdecimal() else layer, float(grid.value[r, c]), int(grid.n[r, c]),
-                float(grid.floor[r, c]), str(grid.kind[r, c]), bool(grid.exact[r, c]),
-            ])  # fmt: skip
-    return names, rows
-
-
-def table(one: Chart) -> str:
-    """A chart as CSV, every cell at full resolution; `inf` and `nan` are written as such."""
-    names, rows = columns(one)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(rows)
-    return out.getvalue()
-
-
-def document(charts: dict[str, Chart]) -> str:
-    """Charts as one strict JSON document, a row a line; infinities are "inf" and "-inf", NaN is null.
-
-    One chart is the document itself; several stand under their names in `figures`.
-    """
-    texts = {name: _chart_json(name, one) for name, one in charts.items()}
-    if len(texts) == 1:
-        return next(iter(texts.values())) + "\n"
-    return '{"figures": {\n' + ",\n".join(f"{json.dumps(name)}: {text}" for name, text in texts.items()) + "\n}}\n"
-
-
-def _chart_json(name: str, one: Chart) -> str:
-    names, rows = columns(one)
-    head = {
-        **one.meta, "figure": name, "title": one.title, "sentence": one.sentence, "notes": list(one.notes),
-        "columns": names,
-    }  # fmt: skip
-    said = json.dumps(head, ensure_ascii=False, allow_nan=False, sort_keys=True)
-    lines = ",\n".join(json.dumps([_strict(v) for v in row], ensure_ascii=False, allow_nan=False) for row in rows)
-    return f'{said[:-1]},\n"rows": [\n{lines}\n]}}'
-
-
-def _strict(value: object) -> object:
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    log.info("%s drawn by matplotlib: %s", kind, reason)
+    with told(one.meta["trace"], f"figure as {kind}"):
+        return printed.render(drawn, kind, WIDTH, facts(drawn)["height"])

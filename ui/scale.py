@@ -63,7 +63,7 @@ class Scale:
             return places, [number(10**v, 3) for v in places]
         places = [float(e) for e in range(round(low), math.floor(high + 1e-9) + 1)]
         texts = [number(10.0**e) for e in places]
-        if high - places[-1] > 0.15:
+        if high - places[-1] > max(0.15, 0.09 * (high - low)):
             places, texts = [*places, high], [*texts, number(self.high)]
         if self.saturates:
             texts[0] = f"≤ {texts[0]}"
