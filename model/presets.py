@@ -8,7 +8,7 @@ import torch
 from replayscope.model.checkpoint import open_checkpoint
 from replayscope.model.manifest import weights_hash
 from replayscope.model.placement import Where
-from replayscope.model.preset_files import presets
+from replayscope.model.preset_files import expected_hash, presets
 from replayscope.model.streaming import streamed
 from replayscope.model.weights import Model, WeightsError
 
@@ -35,6 +35,9 @@ def load_any(
     path = presets().get(name) or Path(name)
     if not path.exists() or (path == Path(name) and not path.is_dir()):
         raise WeightsError(f"unknown model {name!r}; valid: {', '.join(presets())}, or a folder with config.json")
+    digest = weights_hash(path)
+    if path.is_file() and digest != expected_hash(path):
+        raise WeightsError(f"{path.name} of the package is not the file that was released; install replayscope again")
     checkpoint = open_checkpoint(path, layers)
     places = checkpoint.places(where)
     sizes = checkpoint.device_bytes(dtype, places)
@@ -49,7 +52,7 @@ def load_any(
         room = free[device]
         left = "" if room is None else f" of {room / 1e6:,.0f} MB free"
         log.log(level, "weights %s%s: decoded they take %s MB%s", how, there, f"{size / 1e6:,.1f}", left)
-    return model, weights_hash(path)
+    return model, digest
 
 
 def free_memory(device: torch.device) -> int | None:

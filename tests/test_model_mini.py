@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 
 from replayscope.inspector.samples import load
-from replayscope.model import checkpoint, mini, reference, tokenizer, weights
+from replayscope.model import checkpoint, mini, presets, reference, tokenizer, weights
 from replayscope.model.config import ModelConfig
 
 PATH = Path(str(files("replayscope.model").joinpath("mini.safetensors")))
@@ -61,6 +62,20 @@ def test_loss_on_held_out_prose_beats_the_5_gram_and_is_what_the_header_says(abo
     measured = bits_per_byte(config, tensors, "prose", 2000)
     assert measured < figures["5-gram"]
     assert measured == pytest.approx(figures["mini"], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", presets.presets())
+def test_a_preset_that_is_not_the_released_file_is_refused(name, tmp_path, monkeypatch):
+    path = presets.presets()[name]
+    for file in (path, path.with_suffix(".json"), path.parent / "SHA256SUMS"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(presets, "presets", lambda: {name: tmp_path / path.name})
+    presets.load_any(name, torch.float32)
+    damaged = bytearray(path.read_bytes())
+    damaged[-100] ^= 1
+    (tmp_path / path.name).write_bytes(damaged)
+    with pytest.raises(weights.WeightsError, match="is not the file that was released"):
+        presets.load_any(name, torch.float32)
 
 
 def test_shuffled_layers_are_seen(config, tensors):
