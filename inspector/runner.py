@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from replayscope.inspector.backend import Engine, OraclePasses, Runnable
+from replayscope.inspector.comparing import Comparison
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.exact import exact_rows, intervals
-from replayscope.inspector.fold import Fold, Part, exact_mask
-from replayscope.inspector.frame import ENTRY_POINTS, Frame
+from replayscope.inspector.fold import Fold
+from replayscope.inspector.frame import Frame
 from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.plan import Plan, Request
 from replayscope.inspector.semantics import Shape, has_cut, oracle_of, plain, request, semantics_of
 from replayscope.model import reference
-from replayscope.traces.schema import POINTS, RunInfo, kind_of
+from replayscope.traces.schema import POINTS, RunInfo
 
 Progress = Callable[[int, int, str], None]
 
@@ -215,18 +216,19 @@ def run(
         oracles.add(plain(arm), r.cut, r.replay, r.prompt_end, r.stop, r.semantics, job.shape.chunks, frozen)
     want = frozenset(job.points) | {"hidden", "logits"}
     tokens = {"prompt": ids} | ({"foreign": foreign} if foreign is not None else {})
+    oracle_runs = [at for at, _, _ in line.oracle_runs]
+    compare = Comparison(c, fold, line.runs, line.exact, line.runs_of, oracle_runs, job.points)
     total = c.num_hidden_layers + 2
     for done, frame in enumerate(executor.run(line.plan, tokens, want)):
         progress(done, total, "embed" if done == 0 else "logits" if frame.layer is None else f"layer {frame.layer}")
         if line.oracle_runs and frame.layer is not None:
             _share_choices(frame, oracles)
-        compare = _Comparison(job, line, fold, frame, c)
-        compare.with_full()
+        compare.with_full(frame)
         if line.oracle_runs:
             theirs = oracles.step()
             for (at, _, _), one in zip(line.oracle_runs, theirs, strict=True):
                 on_oracle(at, one)
-            compare.with_oracles(theirs)
+            compare.with_oracles(frame, theirs)
     progress(total, total, "done")
     check = executor.prefix_check
     runs = list(line.runs)
@@ -242,99 +244,6 @@ def _share_choices(frame: Frame, oracles: OraclePasses) -> None:
     for point, target in (("topk", oracles.topk), ("router", oracles.experts)):
         if point in frame.tensors:
             target[frame.layer] = frame.tensors[point][frame.spans[point][0].rows].clone()[None]
-
-
-@dataclass
-class _Comparison:
-    """The pairs of rows that one frame offers: runs against full, runs against their oracles, oracles against full."""
-
-    job: Job
-    line: Lineup
-    fold: Fold
-    frame: Frame
-    config: Geometry
-
-    def with_full(self) -> None:
-        for point in self._points():
-            full = self._rows(point, 0)
-            if full.margin is not None:
-                finite = full.margin[torch.isfinite(full.margin)].abs()
-                self.fold.margin_scale[point, self.frame.layer or 0] = float(finite.max()) if len(finite) else 0.0
-            parts = [
-                self._part(point, own, self._rows(point, i), full)
-                for i, own in enumerate(self.line.runs_of)
-                if own and i != 0
-            ]
-            self.fold.add("full", point, self.frame.layer or 0, parts)
-
-    def with_oracles(self, theirs: list[reference.Frame]) -> None:
-        by_run = {at: f for (at, _, _), f in zip(self.line.oracle_runs, theirs, strict=True)}
-        for point in self._points():
-            full = self._rows(point, 0)
-            design = [
-                self._part(point, (at,), _dense(f, point), full) for at, f in by_run.items() if point in f.tensors
-            ]
-            self.fold.add("full", point, self.frame.layer or 0, design)
-            judged = [
-                self._part(point, own, self._rows(point, i), _dense(by_run[o], point))
-                for i, own in enumerate(self.line.runs_of)
-                if own and (o := self.line.runs[own[0]].oracle) is not None and point in by_run[o].tensors
-            ]
-            self.fold.add("oracle", point, self.frame.layer or 0, judged)
-
-    def _points(self) -> Iterator[str]:
-        return (p for p in self.job.points if p in self.frame.tensors)
-
-    def _rows(self, point: str, request: int) -> "_Rows":
-        span = self.frame.spans[point][request]
-        margin = self.frame.tensors.get(f"{point}_margin")
-        return _Rows(self.frame.tensors[point][span.rows], None if margin is None else margin[span.rows], span.first)
-
-    def _part(self, point: str, runs: tuple[int, ...], arm: "_Rows", ref: "_Rows") -> Part:
-        """The rows that both sides have and that belong to the run (the first of its views has them all)."""
-        run = runs[0]
-        info, layer = self.line.runs[run], self.frame.layer or 0
-        ratio = self.config.compress_ratios[layer] if point in ENTRY_POINTS else 1
-        first = max(arm.first, ref.first, -(-info.start // ratio))
-        stop = min(arm.stop, ref.stop, info.stop // ratio)
-        if info.cut and point in ENTRY_POINTS:
-            first = max(first, info.cut // ratio if not info.arm.startswith("broken:") else 0)
-        n = max(stop - first, 0)
-        a, r = arm.cut(first, n), ref.cut(first, n)
-        position = np.arange(first, first + n) * ratio + ratio - 1
-        enters, leaves = self.line.exact[run]
-        mask = exact_mask(point, enters, leaves, layer)
-        if ratio == 1:
-            exact = mask[first - info.start :][:n]
-        else:
-            # An entry is exact if every row that it pools is; rows below the start are the cached prefix's.
-            rows = np.concatenate((np.ones(info.start, bool), mask))[first * ratio : (first + n) * ratio]
-            exact = np.logical_and.reduce(rows.reshape(n, ratio), axis=1)
-        if kind_of(point) == "discrete":
-            return Part(runs, a.values, r.values, position, exact, a.margin, r.margin)
-        return Part(runs, a.values, r.values, position, exact)
-
-
-@dataclass
-class _Rows:
-    """values [rows, …] from position (or entry) ``first`` on, and the margins [rows] of discrete ones."""
-
-    values: Tensor
-    margin: Tensor | None
-    first: int
-
-    @property
-    def stop(self) -> int:
-        return self.first + len(self.values)
-
-    def cut(self, first: int, n: int) -> "_Rows":
-        at = slice(first - self.first, first - self.first + n) if n else slice(0, 0)
-        return _Rows(self.values[at], None if self.margin is None else self.margin[at], first)
-
-
-def _dense(frame: reference.Frame, point: str) -> _Rows:
-    margin = frame.tensors.get(f"{point}_margin")
-    return _Rows(frame.tensors[point][0], None if margin is None else margin[0], 0)
 
 
 def foreign_tokens(ids: Tensor, seed: int) -> Tensor:

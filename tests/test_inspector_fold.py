@@ -1,12 +1,12 @@
 """The fold of hot layers against the slow one that says what a table means."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
-from replayscope.inspector.fold import Fold, Part
+from replayscope.inspector.fold import Fold, Piece, Side
 from replayscope.inspector.metrics import state_sums
 from replayscope.traces.schema import THRESHOLDS, RunInfo
 from tests import folding
@@ -22,6 +22,30 @@ def runs() -> list[RunInfo]:
         made.append(replace(base, index=i + 2, arm=arm, cut=cut, replay=6, start=start))
     regions = [[[r.start + 9, 40]] if r.start + 9 < 40 else [] for r in made]
     return [replace(r, exact_in=[x, x], exact_out=[x, x]) for r, x in zip(made, regions, strict=True)]
+
+
+@dataclass
+class Part:
+    """An arm's rows of one point and layer, and those of the reference."""
+
+    runs: tuple[int, ...]
+    arm: torch.Tensor
+    ref: torch.Tensor
+    position: np.ndarray
+    exact: np.ndarray
+    arm_margin: torch.Tensor | None = None
+    ref_margin: torch.Tensor | None = None
+
+
+def add(made: Fold, point: str, layer: int, some: list[Part]) -> None:
+    """Fold parts against full, as a frame would hold them: the rows of all arms in one tensor."""
+    starts = np.cumsum([0, *(len(p.position) for p in some)]).tolist()
+    pairs = made.pairs([Piece(p.runs, at, at, p.position) for p, at in zip(some, starts, strict=False)])
+    sides = []
+    for name in ("arm", "ref"):
+        margins = [m for p in some if (m := getattr(p, f"{name}_margin")) is not None]
+        sides.append(Side(torch.cat([getattr(p, name) for p in some]), torch.cat(margins) if margins else None))
+    made.add("full", layer, pairs, np.concatenate([p.exact for p in some]), {point: (sides[0], sides[1])})
 
 
 def parts(layer: int, seed: int = 0) -> list[Part]:
@@ -44,7 +68,7 @@ def test_tables_equal_the_slow_fold():
         "position": np.zeros(0, np.int64)
     }
     for layer in range(2):
-        made.add("full", "hidden", layer, parts(layer))
+        add(made, "hidden", layer, parts(layer))
         packed[0][layer] = empty
         for p in parts(layer):
             packed[p.runs[0]][layer] = {"position": p.position, **state_sums(p.arm.numpy(), p.ref.numpy())}
@@ -68,7 +92,7 @@ def test_one_planted_row_lights_up_its_cells_and_no_other():
             p.arm = p.ref.clone()
             if p.runs == (3,) and layer == 1:
                 p.arm[20 - 11, 2] += 0.5
-        made.add("full", "hidden", layer, clean)
+        add(made, "hidden", layer, clean)
     a, buckets = made.tables["full", "hidden"].arrays, made.buckets
     lit = {(r, l, buckets[b]) for r, l, b in zip(*np.nonzero(a["diff2"]), strict=True)}
     # Position 20 of the run with cut 17 and start 11: suffix, exact from 20 on, distance 9.
@@ -91,7 +115,7 @@ def test_a_changed_choice_is_a_flip_only_inside_the_margin_floor(bound):
     noisy = Part((1,), ids, ids, position, exact, margin + 1e-3, margin)
     arm = Part((4,), other, ids, position, exact, margin, margin)
     made.margin_scale["topk", 1] = float(margin.max())
-    made.add("full", "topk", 1, [noisy, arm])
+    add(made, "topk", 1, [noisy, arm])
     a = made.tables["full", "topk"].arrays
     assert a["changed"][4, 1, 0] == 1 and a["flips"][4, 1, 0] == (1 if bound == "inside" else 0)
     assert a["jaccard"][4, 1, 0] == pytest.approx(39 + 2 / 4) and a["min_margin"][4, 1, 0] == float(margin[5])
