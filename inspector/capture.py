@@ -36,8 +36,9 @@ class Capture:
     """Copies the hook points that match ``globs`` while the ``with`` block runs.
 
     states: (request index, hook point) → Captured; rows of later steps are appended. With a sink they go there instead,
-    as soon as they are copied, and nothing is kept: for plans that run in one step. Raises UsageError for a glob that
-    matches nothing, and HookError at the end of the block for a point that never fired.
+    as soon as they are copied, and nothing is kept: for plans that run in one step. kept: points that an earlier part
+    of the run has kept, and that need not fire. Raises UsageError for a glob that matches nothing, and HookError at the
+    end of the block for a point that never fired.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class Capture:
         executor: Engine,
         globs: Iterable[str],
         sink: Callable[[int, str, Captured], None] | None = None,
+        kept: Iterable[str] = (),
     ) -> None:
         self._executor = executor
         self.names = frozenset(expand_points(globs, points_of(executor.model.config)))
         self.want = frozenset(name.rsplit(".", 1)[-1] for name in self.names)
         self.states: dict[tuple[int, str], Captured] = {}
-        self._sink, self._fired = sink, set[str]()
+        self._sink, self._fired = sink, set(kept)
 
     def __enter__(self) -> "Capture":
         self._executor.taps.append(self._tap)

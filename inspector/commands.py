@@ -291,6 +291,7 @@ def _run_options(options: Namespace) -> RunOptions:
         compression=options.compression,
         chat=options.chat,
         quantize=options.quantize,
+        resume=options.resume,
         **_common(options),
     )
 

@@ -69,13 +69,24 @@ class Executor:
         longest = max(r.stop for r in plan.requests)
         self.ropes = {flag: ops.rope_tables(c, flag, longest, self.model.embed) for flag in (False, True)}
 
-    def run(self, plan: Plan, tokens: dict[str, Tensor], want: frozenset[str] = frozenset()) -> Iterator[Frame]:
-        """Start the plan and advance every request to its end."""
+    def run(
+        self,
+        plan: Plan,
+        tokens: dict[str, Tensor],
+        want: frozenset[str] = frozenset(),
+        take_up: Callable[[Step], int] | None = None,
+    ) -> Iterator[Frame]:
+        """Start the plan and advance every request to its end.
+
+        take_up: puts the step where an earlier run of the plan stood, and says which layer comes first.
+        """
         self.start(plan, tokens)
-        return self.advance([r.stop for r in plan.requests], want)
+        return self.advance([r.stop for r in plan.requests], want, take_up)
 
     @torch.no_grad()
-    def advance(self, stops: list[int], want: frozenset[str] = frozenset()) -> Iterator[Frame]:
+    def advance(
+        self, stops: list[int], want: frozenset[str] = frozenset(), take_up: Callable[[Step], int] | None = None
+    ) -> Iterator[Frame]:
         """Run request i's rows from where it stands up to stops[i] through all layers, yielding a frame per layer.
 
         want: points to keep in the frames besides those that are there anyway (streams, mix, window_kv, attn_in,
@@ -87,11 +98,15 @@ class Executor:
         if rows == 0:
             raise ValueError("nothing to run: every request already stands at its stop")
         step = Step(self.layout, self.settings, Progress(self.ids, self.done, self.ropes), spans, rows, want)
-        embed = m.embed[step.ids]
-        step.streams = embed.unsqueeze(-2).repeat(1, c.hc_mult, 1)
-        step.mix = F.one_hot(torch.zeros_like(step.ids), c.hc_mult).to(ops.acc_dtype(m.dtype))
-        yield self._hand_out(Frame(None, {"embed": embed}, {"embed": spans}))
-        for l in c.layers:
+        self.step, first = step, 0
+        if take_up is not None:
+            first = take_up(step)
+        else:
+            embed = m.embed[step.ids]
+            step.streams = embed.unsqueeze(-2).repeat(1, c.hc_mult, 1)
+            step.mix = F.one_hot(torch.zeros_like(step.ids), c.hc_mult).to(ops.acc_dtype(m.dtype))
+            yield self._hand_out(Frame(None, {"embed": embed}, {"embed": spans}))
+        for l in c.layers[first:]:
             yield self._hand_out(step.layer(l, m.layers[l]))
         yield self._hand_out(step.finish())
         self.done = list(stops)

@@ -55,7 +55,7 @@ class RunOptions(Common):
     last tokens are decoded instead of prefilled. layers_only: run the first so many layers, None for all. stream: hold
     one layer's weights at a time. Of a Hugging Face model, chat: the prompt's text goes into its chat template, and
     quantize: `8bit` or `4bit` weights, None for its own.
-    compression: of raw states, `none` or `gzip`.
+    compression: of raw states, `none` or `gzip`. resume: go on with the `.partial`.
     """
 
     model: str = "mini"
@@ -82,6 +82,7 @@ class RunOptions(Common):
     compression: str = "none"
     chat: bool = False
     quantize: str | None = None
+    resume: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from replayscope.inspector.geometry import Geometry
-from replayscope.model.reference import Frame, Rules, dense_pass
+from replayscope.model.reference import Frame, Rules, State, dense_pass
 from replayscope.model.weights import Model
 
 
@@ -71,7 +71,7 @@ class Oracles:
     """Oracle passes walked in step: ``full`` first, whose global entries the others take for their prefix.
 
     selection: "sparse" (top-k) or "dense" (every visible entry). topk, experts: layer → choices of the executor's full
-    [1, N, k], which passes take whose choices are frozen.
+    [1, N, k], which passes take whose choices are frozen. states: where each pass stands.
     """
 
     model: Model
@@ -80,8 +80,10 @@ class Oracles:
     topk: dict[int, Tensor] = field(default_factory=dict)
     experts: dict[int, Tensor] = field(default_factory=dict)
     _entries: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    states: list[State] = field(default_factory=list)
     _passes: list[Iterator[Frame]] = field(default_factory=list)
 
+    @torch.no_grad()
     def add(
         self,
         arm: str,
@@ -116,7 +118,9 @@ class Oracles:
             topk=Frozen(self.topk, stop) if "topk" in frozen else {},
             experts=Frozen(self.experts, stop) if "experts" in frozen else {},
         )
-        self._passes.append(dense_pass(self.model, self.ids[None, :stop], rules))
+        ids = self.ids[None, :stop]
+        self.states.append(State.begin(self.model, ids))
+        self._passes.append(dense_pass(self.model, ids, rules, self.states[-1]))
 
     @torch.no_grad()
     def step(self) -> list[Frame]:

@@ -241,6 +241,11 @@ def _run_options(sub: Parser, arms: str) -> None:
         default="none",
         help="gzip makes raw states smaller, for mailing, and writing slower (default none)",
     )
+    sub.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on behind the last layer that the same command had kept beside T.h5.partial when it was stopped",
+    )
     _out_option(sub, "T.h5", "trace to write", force=False)
     _model_options(sub)
 

@@ -20,7 +20,7 @@ def collect(
 ) -> dict[str, Any]:
     """argv, options, model and its weights' hash, token hash, dtype, device, seed, versions. JSON values only."""
     devices = [torch.device(name) for name in options.devices] or [model.device]
-    about = {k: v for k, v in asdict(options).items() if k not in ("out", "force", "verbosity")}
+    about = {k: v for k, v in asdict(options).items() if k not in ("out", "force", "verbosity", "resume")}
     return {
         "argv": ["replayscope", *argv[1:]],
         "options": about | {"prompt": {"kind": options.prompt.kind, "value": options.prompt.value[:500]}},

@@ -16,6 +16,7 @@ from replayscope.inspector.frame import Frame
 from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.plan import Plan, Request
 from replayscope.inspector.semantics import Shape, has_cut, oracle_of, plain, request, semantics_of
+from replayscope.inspector.snapshot import Snapshots
 from replayscope.model import reference
 from replayscope.traces.schema import POINTS, RunInfo
 
@@ -201,10 +202,12 @@ def run(
     progress: Progress = lambda done, total, what: None,
     foreign: Tensor | None = None,
     on_oracle: Callable[[int, reference.Frame], None] = lambda run, frame: None,
+    snapshots: Snapshots | None = None,
 ) -> tuple[Fold, list[RunInfo]]:
     """Run the line-up and fold its divergence. ids [N]. Returns the fold and the runs with their byte checks.
 
     foreign [N]: the other prompt that a stale window comes from. on_oracle is called with every oracle frame.
+    snapshots: of the executor, taken as it runs; it begins behind the last one.
     """
     c = model.config
     following = np.full(len(ids), -1)
@@ -219,7 +222,11 @@ def run(
     oracle_runs = [at for at, _, _ in line.oracle_runs]
     compare = Comparison(c, fold, line.runs, line.exact, line.runs_of, oracle_runs, job.points)
     total = c.num_hidden_layers + 2
-    for done, frame in enumerate(executor.run(line.plan, tokens, want)):
+    begun = snapshots.first if snapshots else 0
+    frames = executor.run(line.plan, tokens, want)
+    if snapshots:
+        frames = snapshots.frames(oracles, fold, line.plan, tokens, want)
+    for done, frame in enumerate(frames, start=begun + bool(begun)):
         progress(done, total, "embed" if done == 0 else "logits" if frame.layer is None else f"layer {frame.layer}")
         if line.oracle_runs and frame.layer is not None:
             _share_choices(frame, oracles)

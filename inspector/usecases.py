@@ -22,6 +22,7 @@ from replayscope.inspector.options import Result, RunOptions
 from replayscope.inspector.points import expand_points
 from replayscope.inspector.runner import Job, foreign_tokens, line_up, run
 from replayscope.inspector.semantics import Shape, admits, arm_names, floor_layers, has_cut, unsuited
+from replayscope.inspector.snapshot import Snapshots
 from replayscope.model import presets, tokenizer
 from replayscope.model.hf_config import is_hf
 from replayscope.model.streaming import StreamedModel
@@ -109,14 +110,17 @@ def _write_trace(options: RunOptions) -> Path:
         keep_free=KEEP_FREE,
         compression="gzip" if options.compression == "gzip" else None,
     )
+    chosen = replace(options, stream=isinstance(model, StreamedModel))
+    about = provenance.collect(chosen, loaded.name, loaded.weights_hash, ids, model, sys.argv)
+    snapshots = Snapshots(writer, about, executor, options.resume)
     with QueuedWriter(writer) as out:
-        chosen = replace(options, stream=isinstance(model, StreamedModel))
-        about = provenance.collect(chosen, loaded.name, loaded.weights_hash, ids, model, sys.argv)
-        out.header(config=model.config.to_dict(), provenance=about, tokens=loaded.tokens)
-        out.runs(line.runs)
+        snapshots.flush = out.flush
+        if not writer.resume:
+            out.header(config=model.config.to_dict(), provenance=about, tokens=loaded.tokens)
+            out.runs(line.runs)
         began = time.perf_counter()
         states = tables.StateSink(out, line, frozenset(names))
-        with Capture(executor, names, states.captured):
+        with Capture(executor, names, states.captured, snapshots.states):
             fold, runs = run(
                 model,
                 ids,
@@ -126,11 +130,13 @@ def _write_trace(options: RunOptions) -> Path:
                 progress=_Progress(options.verbosity),
                 foreign=foreign_tokens(ids, options.seed),
                 on_oracle=states.oracle,
+                snapshots=snapshots,
             )
         log.info("ran in %.1f s", time.perf_counter() - began)
         # Only now is it known whether cached bytes changed.
         out.runs(runs)
         tables.write_fold(out, fold)
+    snapshots.clear()
     return path
 
 

@@ -54,22 +54,19 @@ class Rules:
     probabilities: bool = False
 
 
-def dense_pass(model: Model, ids: Tensor, rules: Rules = Rules()) -> Iterator[Frame]:
+def dense_pass(model: Model, ids: Tensor, rules: Rules = Rules(), now: "State | None" = None) -> Iterator[Frame]:
     """Yield the frame of ``embed``, of each layer in order, then of ``final`` and ``logits``, for ids [B, N].
 
     Each frame is yielded when its layer is done, so that several passes can be walked in step. With
     ``rules.probabilities`` the frames of index sources also hold ``index_scores`` [B, N, E] (-inf where not visible)
     and ``entry_mass`` [B, N, E], the attention probability on each entry, summed over heads and without gradient.
+    now: where the pass stands, for whoever wants to see it or to begin behind some layers.
     """
     c = model.config
-    acc = ops.acc_dtype(model.dtype)
-    now = _State(
-        streams=model.embed[ids].unsqueeze(-2).expand(-1, -1, c.hc_mult, -1),
-        mix=F.one_hot(torch.zeros_like(ids), c.hc_mult).to(acc),
-        ropes={flag: ops.rope_tables(c, flag, ids.shape[1], model.embed) for flag in (False, True)},
-    )
-    yield Frame(None, {"embed": model.embed[ids]})
-    for l in c.layers:
+    now = now or State.begin(model, ids)
+    if now.first == 0:
+        yield Frame(None, {"embed": model.embed[ids]})
+    for l in c.layers[now.first :]:
         # In a function, so that a suspended pass holds neither the layer's weights nor what it no longer needs.
         yield _run_layer(c, l, model.layers[l], ids, now, rules)
     now.move(model.norm.device)
@@ -78,11 +75,11 @@ def dense_pass(model: Model, ids: Tensor, rules: Rules = Rules()) -> Iterator[Fr
 
 
 @dataclass
-class _State:
+class State:
     """What a pass carries from layer to layer.
 
     streams [B, N, n, d]; mix [B, N, n]; ropes: cos and sin by compressed or not; globals: kv source → global KV and
-    index keys; chosen: index source → top-k; pool: the candidates.
+    index keys; chosen: index source → top-k; pool: the candidates; first: the layer that a pass begins with.
     """
 
     streams: Tensor
@@ -91,6 +88,17 @@ class _State:
     globals: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     chosen: dict[int, Tensor] = field(default_factory=dict)
     pool: Tensor | None = None
+    first: int = 0
+
+    @classmethod
+    def begin(cls, model: Model, ids: Tensor) -> "State":
+        """In front of the first layer; ids [B, N]."""
+        c = model.config
+        return cls(
+            streams=model.embed[ids].unsqueeze(-2).expand(-1, -1, c.hc_mult, -1),
+            mix=F.one_hot(torch.zeros_like(ids), c.hc_mult).to(ops.acc_dtype(model.dtype)),
+            ropes={flag: ops.rope_tables(c, flag, ids.shape[1], model.embed) for flag in (False, True)},
+        )
 
     def move(self, device: torch.device) -> None:
         """Carry all of it to the device of the next layer."""
@@ -103,7 +111,7 @@ class _State:
         self.pool = None if self.pool is None else self.pool.to(device)
 
 
-def _run_layer(c: ModelConfig, l: int, w: Layer, ids: Tensor, now: _State, rules: Rules) -> Frame:
+def _run_layer(c: ModelConfig, l: int, w: Layer, ids: Tensor, now: State, rules: Rules) -> Frame:
     """One layer of a dense pass: its frame, and the state moved on."""
     out = Frame(l)
     now.move(w.device)

@@ -14,7 +14,7 @@ from replayscope.inspector.step import Step
 from replayscope.inspector.usecases import write_trace
 from replayscope.model.checkpoint import open_checkpoint
 from replayscope.model.placement import place
-from replayscope.model.reference import _State
+from replayscope.model.reference import State
 from replayscope.traces.reader import TraceReader
 from tests import checkpoints
 from tests.devices import Elsewhere, devices
@@ -81,7 +81,7 @@ def test_entries_and_oracles_that_stay_behind_are_seen(folder, tmp_path, monkeyp
     if fault == "entries":
         monkeypatch.setattr(Layout, "entries", lambda self, s: self._stored(s, self._home.get(s, self.device)))
     else:
-        monkeypatch.setattr(_State, "move", lambda self, device: None)
+        monkeypatch.setattr(State, "move", lambda self, device: None)
     with devices(), pytest.raises(Elsewhere):
         sweep(folder, tmp_path / "t.h5", arms=("full", "oracle:full"), devices=("cpu:0", "cpu:1"))
 

@@ -24,19 +24,22 @@ _ENTRY = struct.Struct("<Q")  # where a page belongs; its bytes follow
 class Disk:
     """A file object for h5py with `commit` and `rollback`; holds an exclusive lock on the file until `close`.
 
-    Raises TraceLockedError if another process holds the file, OSError if it cannot be made.
+    keep: go on behind the last commit of an earlier writer, which was stopped. Raises TraceLockedError if another
+    process holds the file, OSError if it cannot be made.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, keep: bool = False):
         self.path = path
+        if keep:
+            recover(path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             lock(self._fd, path)
-            os.ftruncate(self._fd, 0)
+            self.size = self.committed = self._at = _end(self._fd) if keep else 0
+            os.ftruncate(self._fd, self.size)
         except BaseException:
             os.close(self._fd)
             raise
-        self.size = self.committed = self._at = 0
         self._pages: dict[int, bytearray] = {}
         self.error: OSError | None = None
 
@@ -168,6 +171,23 @@ def lock(fd: int, shown: Path) -> None:
             raise TraceLockedError(
                 f"{shown} is in use by another process; close it there or use another name"
             ) from None
+
+
+def refuse_if_locked(path: Path, shown: Path) -> None:
+    """Raise TraceLockedError, with another name for it, while another process has the file open."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        lock(fd, shown)
+    finally:
+        os.close(fd)
+
+
+def _end(fd: int) -> int:
+    """Where HDF5 says that the file ends: a superblock of version 2 or 3 has it at byte 28."""
+    return int.from_bytes(os.pread(fd, 8, 28), "little")
 
 
 def _journal(fd: int) -> tuple[int, bytes] | None:

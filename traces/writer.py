@@ -14,9 +14,9 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
-from replayscope.traces.disk import LOCKED, Disk
+from replayscope.traces.disk import Disk, refuse_if_locked
 from replayscope.traces.dtypes import BITVIEWS, storage_dtype
-from replayscope.traces.errors import TraceError, TraceExistsError, TraceLockedError
+from replayscope.traces.errors import TraceError, TraceExistsError
 from replayscope.traces.safe import bomb
 from replayscope.traces.schema import (
     FORMAT,
@@ -46,7 +46,9 @@ class TraceWriter:
     `header` first, then `runs`, then any number of tables, rows, states and texts, each once. Left by an exception, it
     keeps the unfinished file at `partial` and adds a note that says so; the file at `path` is touched only by the
     final rename. max_bytes: largest file; keep_free: bytes that the disk keeps free. The record that would break one
-    of them raises TraceError and leaves no trace. compression: of raw states, for mailing.
+    of them raises TraceError and leaves no trace. compression: of raw states, for mailing. With ``resume`` set before
+    it is entered it goes on with the `.partial` of a writer that was stopped, which has its header and its runs; what
+    is in it already is not written again.
 
     Raises TraceExistsError if `path` exists and `force` is false, TraceLockedError if another process holds it or
     is recording to it, TraceError if its folder is missing or a write fails.
@@ -66,6 +68,7 @@ class TraceWriter:
         self._max_bytes, self._keep_free = max_bytes, keep_free
         self._compression: Literal["gzip"] | None = compression
         self._disk: Disk | None = None
+        self.resume, self._kept = False, set[str]()
         self._records = 0
         self._n_runs: int | None = None
         if not self.path.name:
@@ -76,11 +79,18 @@ class TraceWriter:
             raise TraceError(f"{self.path} is a folder; give a file name")
         if self.path.exists() and not force:
             raise TraceExistsError(f"{self.path} exists; use --force to replace it or choose another name")
-        _refuse_if_locked(self.path, self.path)
-        _refuse_if_locked(self.partial, self.path)
+        refuse_if_locked(self.path, self.path)
+        refuse_if_locked(self.partial, self.path)
 
     def __enter__(self) -> "TraceWriter":
         with self._one_line():
+            if self.resume:
+                self._disk = Disk(self.partial, keep=True)
+                with self._commit() as file:
+                    self._records = int(file.attrs["records"])
+                    self._n_runs = len(json.loads(file["runs"][()].tobytes()))
+                    file.visit(self._kept.add)
+                return self
             self.partial.unlink(missing_ok=True)
             self._disk = Disk(self.partial)
             with self._commit("w") as file:
@@ -145,6 +155,8 @@ class TraceWriter:
     def table(self, reference: str, point: str, table: Table) -> None:
         """Divergence of every run from `reference` at one hook point."""
         self._check_table(point, table)
+        if f"divergence/{reference}/{point}" in self._kept:
+            return
         with self._record() as file:
             group = file.require_group(f"divergence/{check_name(reference)}").create_group(check_name(point))
             _put_attribute(group, "kind", table.kind)
@@ -168,6 +180,8 @@ class TraceWriter:
         for name, values in arrays.items():
             if values.ndim != 2 or values.shape[1] != len(position):
                 raise ValueError(f"rows of {point}: {name} is {values.shape}, want [layer, {len(position)}]")
+        if f"rows/{reference}/{point}" in self._kept:
+            return
         with self._record() as file:
             group = file.require_group(f"rows/{check_name(reference)}").create_group(check_name(point))
             _put(group, "offsets", offsets)
@@ -190,6 +204,8 @@ class TraceWriter:
         if self._n_runs is None or not 0 <= run < self._n_runs:
             raise ValueError(f"{name}: no run {run} among {self._n_runs}")
         stored = stored_name(name)
+        if f"states/{run:04d}/{stored}" in self._kept:
+            return
         row_bytes = max(1, array[:1].nbytes)
         self._check_room(self._open().size + array.nbytes if self._compression is None else 0)
         with self._record() as file:
@@ -321,27 +337,6 @@ def _put(
         del group[name]
         return _put(group, name, values, chunk)
     return packed
-
-
-def _refuse_if_locked(path: Path, shown: Path) -> None:
-    """Raise TraceLockedError while another process has the file open through HDF5, which locks with flock."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in LOCKED:
-            raise TraceLockedError(
-                f"{shown} is in use by another process; close it there or use another name"
-            ) from None
-    finally:
-        os.close(handle)
 
 
 def _sync(path: Path) -> None:
