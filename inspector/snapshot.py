@@ -131,14 +131,15 @@ class Snapshots:
     def _save(self, layer: int, step: Step, oracles: Oracles, fold: Fold) -> None:
         began = time.monotonic()
         tensors = {f"step {name}": getattr(step, name) for name in _STEP}
-        sources = [l for l in step.config.kv_source_layer_ids if l <= layer]
+        c = step.config
+        sources = sorted({s for l in c.layers[layer + 1 :] if (s := c.kv_source(l)) is not None and s <= layer})
         for source in sources:
             for pool, name in zip(step.layout.entries(source), _PAIR, strict=True):
                 tensors[f"{name} {source}"] = pool
         check = step.layout.check
         values = {"about": self._about, "layer": layer, "sources": sources}
         values |= {"compared": check.compared, "changed": check.changed}
-        tensors |= _oracle_tensors(oracles)
+        tensors |= _oracle_tensors(oracles, sources)
         folded, more = _fold_tensors(fold)
         tensors |= folded
         need = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -171,13 +172,13 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def _oracle_tensors(oracles: Oracles) -> dict[str, Tensor]:
+def _oracle_tensors(oracles: Oracles, sources: list[int]) -> dict[str, Tensor]:
     out = {}
     for i, now in enumerate(oracles.states):
         out |= {f"oracle {i} streams": now.streams, f"oracle {i} mix": now.mix}
         out |= {f"oracle {i} chosen {l}": topk for l, topk in now.chosen.items()}
-        for l, both in now.globals.items():
-            out |= {f"oracle {i} {name} {l}": x for name, x in zip(_PAIR, both, strict=True)}
+        for l in sources:
+            out |= {f"oracle {i} {name} {l}": x for name, x in zip(_PAIR, now.globals[l], strict=True)}
         out |= {} if now.pool is None else {f"oracle {i} pool": now.pool}
     return out
 

@@ -1,6 +1,13 @@
 """A sweep that was stopped and taken up equals one that was not, bit by bit, wherever it was stopped."""
 
+import os
+import random
+import subprocess
+import sys
+import time
+
 import pytest
+import torch
 
 from replayscope.inspector import snapshot
 from replayscope.inspector.cli import main
@@ -94,7 +101,7 @@ def test_it_goes_on_where_it_stopped(folder, tmp_path, monkeypatch, capsys, whol
     assert [p.name for p in tmp_path.iterdir()] == ["t.h5"]
 
 
-@pytest.mark.parametrize("lost", ["step streams", "candidates", "global_kv 2", "oracle 1 chosen", "rows"])
+@pytest.mark.parametrize("lost", ["step streams", "candidates", "global_kv 6", "oracle 1 chosen", "rows"])
 def test_what_a_snapshot_lacks_is_seen(folder, tmp_path, monkeypatch, capsys, whole, lost):
     """The twin: whatever is not put back shows in the result, or stops the run."""
     out = tmp_path / "t.h5"
@@ -163,3 +170,33 @@ def test_a_run_from_the_start_forgets_what_another_kept(folder, tmp_path, monkey
     monkeypatch.setattr(snapshot, "EVERY", 60.0)
     stopped(monkeypatch, 3, words(folder, out))
     assert [p.name for p in tmp_path.iterdir()] == ["t.h5.partial"]
+
+
+SCRIPT = """
+import sys
+from replayscope.inspector import snapshot
+from replayscope.inspector.cli import main
+
+snapshot.EVERY = 0.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments(folder, tmp_path, capsys, whole):
+    out, draw = tmp_path / "t.h5", random.Random(0)
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    kept = []
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, *words(folder, out, "--resume")], env=env)
+        snap = tmp_path / "t.h5.resume"
+        before = snap.stat().st_mtime_ns if snap.exists() else 0
+        while process.poll() is None and (not snap.exists() or snap.stat().st_mtime_ns == before):
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, 0.2))
+        process.kill()
+        process.wait()
+        kept.append(snap.exists())
+    assert any(kept), "a kill falls behind the first layer"
+    assert main(words(folder, out, "--resume")) in (0, 1)
+    same(whole, TraceReader(out))
