@@ -77,5 +77,5 @@ def _gather(pool: Tensor, slots: Tensor, acc: torch.dtype) -> tuple[Tensor, Tens
     if pool.shape[0] == 0:
         return pool.new_zeros(*slots.shape, pool.shape[-1], dtype=acc), torch.ones_like(absent)
     # Slot 0 stands in for absent ones and may hold anything, NaN included: overwrite it rather than multiply by 0.
-    picked = pool.index_select(0, slots.clamp(min=0).flatten()).view(*slots.shape, -1).to(acc)
+    picked = pool.index_select(0, slots.clamp(min=0).flatten()).view(*slots.shape, pool.shape[-1]).to(acc)
     return picked.masked_fill_(absent[..., None], 0.0), absent

@@ -1,0 +1,92 @@
+"""Cases of the sums of two states and of two rows of logits."""
+
+import math
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from replayscope.kernels.divergence import logits_rows, row_sums
+from tests.triton_table import case, same_sums
+
+
+def _states(rows: int, width: int, device, dtype) -> tuple[Tensor, Tensor]:
+    """Two states in the middle of NaN, with everything that is awkward in the first rows."""
+    g = torch.Generator().manual_seed(width)
+    a, r = (torch.full((rows, width + 9), math.nan) for _ in range(2))
+    a, r = a[:, 4 : 4 + width], r[:, 4 : 4 + width]
+    a.copy_(torch.randn(rows, width, generator=g))
+    r.copy_(torch.where(torch.arange(rows)[:, None] % 2 == 0, a + 1e-3 * torch.randn(rows, width, generator=g), -a))
+    a[1], r[1] = 0.0, 0.0
+    a[2] = r[2]
+    if width > 4:
+        a[3, 0], r[3, 0], a[3, 1], r[3, 1] = math.nan, math.nan, math.inf, math.inf
+        a[3, 2], r[3, 3], a[3, 4] = math.nan, -math.inf, -math.inf
+        a[4, 1], r[4, 1], a[4, 3], r[4, 3] = 100.0, 0.0, -100.0, 0.0
+        a[0, -1] += 3
+    return a.to(device, dtype), r.to(device, dtype)
+
+
+def _width(width: int) -> None:
+    @case(f"row sums width={width}")
+    def check(device, dtype):
+        a, r = _states(6, width, device, dtype)
+        # The pieces of a long row, made short.
+        with patch("replayscope.kernels.divergence_triton.PIECE", 128 if width > 128 else 4096):
+            same_sums(row_sums(a, r, impl="triton"), row_sums(a, r))
+
+
+for width in (1, 2, 7, 127, 128, 129, 257, 400):
+    _width(width)
+
+
+@case("row sums of views and none (E12)")
+def _(device, dtype):
+    g = torch.Generator().manual_seed(3)
+    a, r = (torch.randn(8, 6, 5, generator=g).to(device, dtype) for _ in range(2))
+    want = row_sums(a[::2].transpose(1, 2).contiguous(), r[:1].expand(4, 6, 5).transpose(1, 2).contiguous())
+    same_sums(row_sums(a[::2].transpose(1, 2), r[:1].expand(4, 6, 5).transpose(1, 2), impl="triton"), want)
+    for empty in (a[:0], a[:, :0]):
+        same_sums(row_sums(empty, empty, impl="triton"), row_sums(empty, empty))
+    same_sums(row_sums(a, a, impl="triton"), row_sums(a, a))
+    assert (row_sums(a, a, impl="triton")["diff2"] == 0).all()
+
+
+def _vocab(vocab: int) -> None:
+    @case(f"logits vocab={vocab}")
+    def check(device, dtype):
+        g = torch.Generator().manual_seed(vocab)
+        a, r = (3 * torch.randn(9, vocab, generator=g) for _ in range(2))
+        a[1] = r[1]
+        a[2, 0], r[2, 0], r[3, -1] = -math.inf, -math.inf, -math.inf
+        a[4], r[4] = a[4] * 1e30, r[4] * 500
+        a[5] = -math.inf
+        a[6, 0], r[7, vocab // 2] = math.nan, math.nan
+        a[8], r[8] = a[8].round(), r[8].round()
+        token = torch.randint(-1, vocab, (9,), generator=g)
+        a, r, token = a.to(device, dtype), r.to(device, dtype), token.to(device)
+        small = {"PIECE": 128, "_BLOCK": 128} if vocab > 64 else {"_BLOCK": 64}
+        with patch.multiple("replayscope.kernels.logits_triton", **small):
+            got = logits_rows(a, r, token, 5, impl="triton")
+        want = logits_rows(a, r, token, 5)
+        same_sums(got, want)
+        assert all(float(got[k][1]) == 0.0 for k in ("kl", "kl_rev", "js")), "identical logits are apart"
+
+
+for vocab in (1, 2, 5, 33, 129):
+    _vocab(vocab)
+
+
+@case("logits of suppressed tokens and ties (E4, E13)")
+def _(device, dtype):
+    def rows(a, r, k=5):
+        a, r = (torch.tensor([x], device=device) for x in (a, r))
+        return {n: float(v) for n, v in logits_rows(a, r, torch.tensor([-1], device=device), k, impl="triton").items()}
+
+    inf = math.inf
+    assert abs(rows([1.0, 2.5, -inf], [1.0, 2.0, -inf])["kl"] - 0.0226) < 5e-5
+    out = rows([1.0, 2.0, 0.0], [1.0, 2.0, -inf])
+    assert abs(out["kl"] - 0.0943) < 5e-5 and out["kl_rev"] == inf and out["js"] < math.log(2)
+    assert math.isnan(rows([1.0, 2.0], [-inf, -inf])["kl"]) and math.isnan(rows([1.0], [1.0])["dlogp"])
+    # Tied tokens count for each other, whichever a sort puts first.
+    assert rows([1.0, 2.0, 2.0, 2.0, 0.0], [1.0, 2.0, 2.0, 2.0, 0.0], 2)["overlap"] == 1.0
