@@ -73,13 +73,13 @@ class TraceReader:
 
     def references(self) -> list[str]:
         """What the runs were compared with: 'full', 'oracle'."""
-        with safe.open_trace(self.path) as file:
-            return _children(file, "divergence")
+        return self._cached("references", lambda file: _children(file, "divergence"))
 
     def points(self, reference: str) -> list[str]:
         """Hook points that have a table against `reference`, in the order in which a token meets them."""
-        with safe.open_trace(self.path) as file:
-            return sorted(_children(file, "divergence", reference), key=_place)
+        return self._cached(
+            f"points {reference}", lambda file: sorted(_children(file, "divergence", reference), key=_place)
+        )
 
     def table(self, reference: str, point: str) -> Table:
         """Divergence of every run from `reference` at one hook point."""
