@@ -1,7 +1,6 @@
 """One pass over two states: the per-row sums from which every state metric follows, and the logits' divergence."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -9,29 +8,31 @@ from torch import Tensor
 from replayscope.kernels.impl import use_triton
 
 TOL_ABS, TOL_REL = 1e-6, 1e-3
-# Numbers of a block of rows: float64 copies of it stay in a core's cache, and no softmax of all rows is ever in memory.
-_BLOCK = 1 << 16
+# Rows of the arm and rows of the reference that are held against each other, int64 [rows] each.
+Pairs = tuple[Tensor, Tensor]
 
 
 def row_sums(
-    a: Tensor, r: Tensor, tol_abs: float = TOL_ABS, tol_rel: float = TOL_REL, impl: str = "torch"
+    a: Tensor,
+    r: Tensor,
+    tol_abs: float = TOL_ABS,
+    tol_rel: float = TOL_REL,
+    impl: str = "torch",
+    pairs: Pairs | None = None,
 ) -> dict[str, Tensor]:
     """a (arm), r (reference) [rows, …] → dict of [rows] arrays, summed in float64 over everything but the rows.
 
     elements, diff2 Σ(a-r)², ref2 Σr², arm2 Σa², dot Σa·r over pairs that are finite in both; max_abs and its flat index
     max_col (-1 if no finite pair differs); over: elements with abs(a-r) > tol_abs + tol_rel·abs(r); nonfinite: pairs
     where a side is not finite and the two are not the same infinity or both NaN; bad: non-finite elements of the arm.
-    impl: ``torch``, ``triton`` (no float64 states) or ``auto``.
+    impl: ``torch``, ``triton`` (no float64 states) or ``auto``. pairs: which rows are compared, None for each row of a
+    with that of r; torch copies them, so that a caller with many of them cuts them into blocks.
     """
     if use_triton(impl, a):
         from replayscope.kernels import divergence_triton
 
-        return divergence_triton.row_sums(a, r, tol_abs, tol_rel)
-    return _by_blocks(lambda x, y: _row_sums(x, y, tol_abs, tol_rel), a.flatten(1), r.flatten(1))
-
-
-def _row_sums(a: Tensor, r: Tensor, tol_abs: float, tol_rel: float) -> dict[str, Tensor]:
-    a, r = a.double(), r.double()
+        return divergence_triton.row_sums(a, r, tol_abs, tol_rel, pairs)
+    a, r = (x.flatten(1).double() for x in _paired(a, r, pairs))
     rows, width = a.shape
     nonfinite = bad = torch.zeros(rows, dtype=torch.long, device=a.device)
     ref2, arm2 = r.square().sum(1), a.square().sum(1)
@@ -62,22 +63,21 @@ def _row_sums(a: Tensor, r: Tensor, tol_abs: float, tol_rel: float) -> dict[str,
     }
 
 
-def logits_rows(a: Tensor, r: Tensor, following: Tensor, k: int = 5, impl: str = "torch") -> dict[str, Tensor]:
+def logits_rows(
+    a: Tensor, r: Tensor, following: Tensor, k: int = 5, impl: str = "torch", pairs: Pairs | None = None
+) -> dict[str, Tensor]:
     """Divergence of logits: a (arm), r (reference) [rows, V], following [rows] → dict of [rows] arrays.
 
     following: the token that really comes next, -1 for none. kl = KL(r‖a), kl_rev = KL(a‖r), js, in nats: a term with
     probability 0 on the left is 0, against probability 0 on the right it is inf; a row that is nowhere finite gives
     NaN. flip: top-1 differs; margin: top-2 gap of the reference's logits; overlap: share of the top k in common; dlogp:
-    log-probability of ``following``, arm minus reference (NaN: none). impl as for ``row_sums``.
+    log-probability of ``following``, arm minus reference (NaN: none). impl and pairs as for ``row_sums``.
     """
     if use_triton(impl, a):
         from replayscope.kernels import logits_triton
 
-        return logits_triton.logits_rows(a, r, following, k)
-    return _by_blocks(lambda x, y, token: _logits_rows(x, y, token, k), a, r, following)
-
-
-def _logits_rows(a: Tensor, r: Tensor, following: Tensor, k: int) -> dict[str, Tensor]:
+        return logits_triton.logits_rows(a, r, following, k, pairs)
+    a, r = _paired(a, r, pairs)
     p, q = r.double().log_softmax(-1), a.double().log_softmax(-1)
     # Where the two agree so does their mean: the detour over logaddexp would leave a rounding error behind.
     half = torch.where(p == q, p, torch.logaddexp(p, q) - math.log(2.0))
@@ -105,11 +105,5 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
     return term.sum(-1).clamp(min=0.0)
 
 
-def _by_blocks(f: Callable[..., dict[str, Tensor]], first: Tensor, *more: Tensor) -> dict[str, Tensor]:
-    """f of blocks of rows of all tensors, joined."""
-    rows, width = first.shape
-    step = max(_BLOCK // max(width, 1), 1)
-    if rows <= step:
-        return f(first, *more)
-    pieces = [f(*(t[i : i + step] for t in (first, *more))) for i in range(0, rows, step)]
-    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+def _paired(a: Tensor, r: Tensor, pairs: Pairs | None) -> Pairs:
+    return (a, r) if pairs is None else (a.index_select(0, pairs[0]), r.index_select(0, pairs[1]))

@@ -22,11 +22,13 @@ _SUMS, _COUNTS = ("diff2", "ref2", "arm2", "dot", "max_abs"), ("max_col", "over"
 
 @triton.jit
 def _state(
-    a_ptr, r_ptr, sums_ptr, counts_ptr, a_row, a_col, r_row, r_col, rows, width, pieces,
+    a_ptr, r_ptr, a_rows_ptr, r_rows_ptr, sums_ptr, counts_ptr, a_row, a_col, r_row, r_col, rows, width, pieces,
     TOL_ABS: tl.constexpr, TOL_REL: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     row, piece = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
-    a_at, r_at = a_ptr + offset(row, a_row)[:, None], r_ptr + offset(row, r_row)[:, None]
+    of_a = tl.load(a_rows_ptr + row, mask=row < rows, other=0)
+    of_r = tl.load(r_rows_ptr + row, mask=row < rows, other=0)
+    a_at, r_at = a_ptr + offset(of_a, a_row)[:, None], r_ptr + offset(of_r, r_row)[:, None]
     diff2 = tl.zeros([ROWS, COLS], tl.float64)
     ref2, arm2, dot, best = diff2, diff2, diff2, diff2
     over = tl.zeros([ROWS, COLS], tl.int32)
@@ -67,10 +69,13 @@ def _state(
     tl.store(counts_ptr + at * 4 + 3, tl.sum(bad, 1).to(tl.int64), mask=live)
 
 
-def row_sums(a: Tensor, r: Tensor, tol_abs: float, tol_rel: float) -> dict[str, Tensor]:
-    """``divergence.row_sums`` of a and r [rows, …], which may be any views."""
+def row_sums(
+    a: Tensor, r: Tensor, tol_abs: float, tol_rel: float, pairs: tuple[Tensor, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """``divergence.row_sums`` of a and r [rows, …], which may be any views; pairs are read where they lie."""
     a, r = readable(a).flatten(1), readable(r).flatten(1)
-    rows, width = a.shape
+    of_a, of_r = pairs or (torch.arange(len(a), device=a.device),) * 2
+    rows, width = len(of_a), a.shape[1]
     pieces = max(triton.cdiv(width, PIECE), 1)
     sums = torch.zeros(rows, pieces, len(_SUMS), dtype=torch.float64, device=a.device)
     counts = torch.zeros(rows, pieces, len(_COUNTS), dtype=torch.long, device=a.device)
@@ -78,7 +83,7 @@ def row_sums(a: Tensor, r: Tensor, tol_abs: float, tol_rel: float) -> dict[str, 
     cols = 32 * 16 // min(a.element_size(), r.element_size())
     if rows and width:
         _state[triton.cdiv(rows, _WARPS), pieces](
-            a, r, sums, counts, *a.stride(), *r.stride(), rows, width, pieces,
+            a, r, of_a, of_r, sums, counts, *a.stride(), *r.stride(), rows, width, pieces,
             TOL_ABS=tol_abs, TOL_REL=tol_rel, PIECE=PIECE, ROWS=_WARPS, COLS=cols, num_warps=_WARPS,
         )  # fmt: skip
     best = sums[..., 4].amax(1)

@@ -23,10 +23,11 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _first_sweep(
-    x_ptr, stats_ptr, places_ptr, x_row, x_col, width, pieces,
+    x_ptr, rows_ptr, stats_ptr, places_ptr, x_row, x_col, width, pieces,
     K: tl.constexpr, LANES: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, piece = tl.program_id(0), tl.program_id(1)
+    x_at = x_ptr + offset(tl.load(rows_ptr + row), x_row)
     first = piece * PIECE
     top, total = tl.full([], -float("inf"), tl.float64), tl.zeros([], tl.float64)
     best = first
@@ -36,7 +37,7 @@ def _first_sweep(
     kept = tl.where(lane < K, -float("inf"), float("inf")).to(tl.float64)
     for step in range(first, tl.minimum(first + PIECE, width), BLOCK):
         col = step + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + offset(row, x_row) + offset(col, x_col), mask=col < width, other=-float("inf"))
+        x = tl.load(x_at + offset(col, x_col), mask=col < width, other=-float("inf"))
         x = x.to(tl.float64)
         nans += (x != x).to(tl.int32)
         # NaN counts as the largest number there is, as in torch's sorts.
@@ -72,10 +73,12 @@ def _divergence(p, q):
 
 @triton.jit
 def _second_sweep(
-    a_ptr, r_ptr, norms_ptr, sums_ptr, shared_ptr, a_row, a_col, r_row, r_col, width, pieces,
+    a_ptr, r_ptr, a_rows_ptr, r_rows_ptr, norms_ptr, sums_ptr, shared_ptr, a_row, a_col, r_row, r_col, width, pieces,
     PIECE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, piece = tl.program_id(0), tl.program_id(1)
+    a_at = a_ptr + offset(tl.load(a_rows_ptr + row), a_row)
+    r_at = r_ptr + offset(tl.load(r_rows_ptr + row), r_row)
     norm = norms_ptr + row * 6
     r_top, r_log, r_last = tl.load(norm), tl.load(norm + 1), tl.load(norm + 2)
     a_top, a_log, a_last = tl.load(norm + 3), tl.load(norm + 4), tl.load(norm + 5)
@@ -86,8 +89,8 @@ def _second_sweep(
     for step in range(first, tl.minimum(first + PIECE, width), BLOCK):
         col = step + tl.arange(0, BLOCK)
         live = col < width
-        a = tl.load(a_ptr + offset(row, a_row) + offset(col, a_col), mask=live, other=-float("inf")).to(tl.float64)
-        r = tl.load(r_ptr + offset(row, r_row) + offset(col, r_col), mask=live, other=-float("inf")).to(tl.float64)
+        a = tl.load(a_at + offset(col, a_col), mask=live, other=-float("inf")).to(tl.float64)
+        r = tl.load(r_at + offset(col, r_col), mask=live, other=-float("inf")).to(tl.float64)
         p, q = (r - r_top) - r_log, (a - a_top) - a_log
         high = tl.maximum(p, q)
         # Equal ones need no detour, which would leave a rounding error behind; two of -inf have no difference either.
@@ -105,24 +108,27 @@ def _second_sweep(
     tl.store(shared_ptr + at, tl.sum(shared, 0).to(tl.int64))
 
 
-def logits_rows(a: Tensor, r: Tensor, following: Tensor, k: int) -> dict[str, Tensor]:
-    """``divergence.logits_rows`` of a and r [rows, V], which may be any views."""
+def logits_rows(
+    a: Tensor, r: Tensor, following: Tensor, k: int, pairs: tuple[Tensor, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """``divergence.logits_rows`` of a and r [rows, V], which may be any views; pairs are read where they lie."""
     a, r = readable(a), readable(r)
-    rows, width = a.shape
+    of_a, of_r = pairs or (torch.arange(len(a), device=a.device),) * 2
+    rows, width = len(of_a), a.shape[1]
     pieces = triton.cdiv(width, PIECE)
     k = min(k, width)
-    r_side, a_side = _Normalised(r, k, pieces), _Normalised(a, k, pieces)
+    r_side, a_side = _Normalised(r, of_r, k, pieces), _Normalised(a, of_a, k, pieces)
     norms = torch.stack([n for side in (r_side, a_side) for n in (side.top, side.log, side.last)], 1)
     sums = torch.zeros(rows, pieces, 4, dtype=torch.float64, device=a.device)
     shared = torch.zeros(rows, pieces, dtype=torch.long, device=a.device)
     if rows:
         _second_sweep[rows, pieces](
-            a, r, norms, sums, shared, *a.stride(), *r.stride(), width, pieces,
+            a, r, of_a, of_r, norms, sums, shared, *a.stride(), *r.stride(), width, pieces,
             PIECE=PIECE, BLOCK=_BLOCK // 2, num_warps=4,
         )  # fmt: skip
     kl, kl_rev, half_r, half_a = sums.sum(1).clamp(min=0.0).unbind(1)
-    token = following.clamp(min=0)[:, None]
-    dlogp = a_side.log_probability(a, token) - r_side.log_probability(r, token)
+    token = following.clamp(min=0)
+    dlogp = a_side.log_probability(a[of_a, token]) - r_side.log_probability(r[of_r, token])
     return {
         "kl": kl,
         "kl_rev": kl_rev,
@@ -135,19 +141,19 @@ def logits_rows(a: Tensor, r: Tensor, following: Tensor, k: int) -> dict[str, Te
 
 
 class _Normalised:
-    """What the first sweep finds of x [rows, V]: all [rows] float64, and the token of the largest logit.
+    """What the first sweep finds of rows ``of`` of x: all [rows] float64, and the token of the largest logit.
 
     top, log: a log-probability is (logit - top) - log. last: the k-th largest logit. margin: the two largest apart.
     """
 
-    def __init__(self, x: Tensor, k: int, pieces: int) -> None:
-        rows, width = x.shape
+    def __init__(self, x: Tensor, of: Tensor, k: int, pieces: int) -> None:
+        rows, width = len(of), x.shape[1]
         keep = max(k, min(2, width))
         stats = torch.zeros(rows, pieces, keep + 2, dtype=torch.float64, device=x.device)
         places = torch.zeros(rows, pieces, 2, dtype=torch.long, device=x.device)
         if rows:
             _first_sweep[rows, pieces](
-                x, stats, places, *x.stride(), width, pieces,
+                x, of, stats, places, *x.stride(), width, pieces,
                 K=keep, LANES=triton.next_power_of_2(max(keep, 2)), PIECE=PIECE, BLOCK=_BLOCK, num_warps=4,
             )  # fmt: skip
         tops, totals = stats[..., 0], stats[..., 1]
@@ -161,6 +167,6 @@ class _Normalised:
         piece = (tops == self.top[:, None]).to(torch.uint8).argmax(1)
         self.best = places[..., 0].gather(1, piece[:, None])[:, 0]
 
-    def log_probability(self, x: Tensor, token: Tensor) -> Tensor:
-        """[rows] of one token [rows, 1] of each row."""
-        return x.gather(1, token)[:, 0].double() - self.top - self.log
+    def log_probability(self, logit: Tensor) -> Tensor:
+        """[rows] of one logit of each row."""
+        return logit.double() - self.top - self.log

@@ -90,3 +90,16 @@ def _(device, dtype):
     assert math.isnan(rows([1.0, 2.0], [-inf, -inf])["kl"]) and math.isnan(rows([1.0], [1.0])["dlogp"])
     # Tied tokens count for each other, whichever a sort puts first.
     assert rows([1.0, 2.0, 2.0, 2.0, 0.0], [1.0, 2.0, 2.0, 2.0, 0.0], 2)["overlap"] == 1.0
+
+
+@case("pairs of rows are read where they lie")
+def _(device, dtype):
+    a, r = (x.to(device, dtype) for x in _states(6, 40, device, dtype))
+    pairs = torch.tensor([5, 0, 3, 3], device=device), torch.tensor([0, 0, 3, 1], device=device)
+    want = row_sums(a[pairs[0]], r[pairs[1]])
+    same_sums(row_sums(a, r, impl="triton", pairs=pairs), want)
+    same_sums(row_sums(a, r, pairs=pairs), want)
+    token = torch.arange(4, device=device)
+    want = logits_rows(a[pairs[0]], r[pairs[1]], token)
+    same_sums(logits_rows(a, r, token, impl="triton", pairs=pairs), want)
+    same_sums(logits_rows(a, r, token, pairs=pairs), want)
