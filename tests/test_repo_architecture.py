@@ -24,8 +24,8 @@ LAZY = {("inspector.commands", "ui"), ("inspector.listing", "ui")}
 PACKAGES = {
     "kernels": {"torch", "triton"},
     "traces": {"numpy", "h5py"},
-    "model": {"torch", "numpy", "safetensors", "tqdm"},
-    "inspector": {"torch", "numpy", "tqdm"},
+    "model": {"torch", "numpy", "safetensors", "tqdm", "transformers", "greenlet"},
+    "inspector": {"torch", "numpy", "tqdm", "transformers"},
     "ui": {"numpy", "plotly", "gradio", "fastapi", "starlette", "uvicorn", "kaleido", "matplotlib"},
 }
 LONG = 400
