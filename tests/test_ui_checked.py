@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from replayscope.inspector import cli
+from replayscope.inspector.errors import ReplayScopeError
 from replayscope.traces import TraceError, TraceReader
 from replayscope.ui import app
 from replayscope.ui.checked import CheckedReader, told
 from replayscope.ui.export import export
-from replayscope.ui.figures import FIGURES
+from replayscope.ui.figures import FIGURES, chart, figure
 from replayscope.ui.library import Library
 from tests.synthetic import synthetic_trace
 
@@ -116,7 +117,7 @@ def cleared(page: list) -> str:
     return parts["summary"]
 
 
-@pytest.mark.parametrize("figure", [*FIGURES, "report"])
+@pytest.mark.parametrize("figure", ["cut-layer", "position-layer", "reach", "logits-kl", "compare", "report"])
 def test_the_command_line_names_the_file_and_the_part(damaged, figure, tmp_path, capsys):
     path, said = damaged
     out = str(tmp_path / "out.html")
@@ -152,7 +153,18 @@ def test_a_sound_trace_passes_every_check(sound, tmp_path):
         for point in plain.row_points(reference):
             for run in plain.runs:
                 checked.rows(reference, point, run.index)
-    assert len(export(sound, "all", None, tmp_path / "f")) == len(FIGURES)
+    assert len(export(sound, "all", None, tmp_path / "f")) == len(FIGURES) - 1, "there is one replay length only"
+
+
+def test_no_figure_fails_without_words(damaged):
+    """Figures that read little of a trace may be made of it all the same."""
+    path, _ = damaged
+    for name in ("healing", "replay-length", "logits-suffix", "tensor"):
+        try:
+            with told(path, "figure"):
+                figure(chart(CheckedReader(path), name))
+        except ReplayScopeError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def _next(trace: TraceReader, label: str) -> str:
     likely = [s for s in others if ":" not in s.arm and s.has_cut] or others
     if not likely:
         raise NotRecorded(
-            f"{trace.path.name} has no second arm to compare with; record another, or name a second trace"
+            f"{trace.path} has no second arm to compare with; record another, or name a second trace"
         )
     return likely[0].label
 

@@ -72,7 +72,7 @@ def logit_rows(trace: TraceReader, info: RunInfo, reference: str = "full") -> Lo
         states.need(trace, (info.index, other), "logits")
     except NotRecorded:
         raise NotRecorded(
-            f"{trace.path.name} keeps the logits neither row by row nor raw; record it with --rows or --hooks logits"
+            f"{trace.path} keeps the logits neither row by row nor raw; record it with --rows or --hooks logits"
         ) from None
     position = trace.positions(info.index, "logits")
     both = states.pair(trace, info.index, other, "logits", position)

@@ -99,18 +99,18 @@ def _lengths(trace: TraceReader, arm: str | None) -> tuple[list[Series], list[in
     if arm is None:
         right = [s for s in many if ":" not in s.arm] or many
         if not right:
-            raise NotRecorded(f"{trace.path.name} has one replay length only; record it with --replay W,2W,4W,exact")
+            raise NotRecorded(f"{trace.path} has one replay length only; record it with --replay W,2W,4W,exact")
         head = right[0]
     else:
         head = pick(trace, arm)
         if head not in many:
-            raise NotRecorded(f"{trace.path.name} has {head.arm} with one replay length; record --replay W,2W,4W,exact")
+            raise NotRecorded(f"{trace.path} has {head.arm} with one replay length; record --replay W,2W,4W,exact")
     kin = sorted((s for s in many if (s.arm, s.semantics) == (head.arm, head.semantics)), key=lambda s: s.replay or 0)
     same = [s for s in kin if s.design == head.design]
     shared = set(same[0].cuts).intersection(*(s.cuts for s in same))
     if not shared:
         raise NotRecorded(
-            f"{trace.path.name}: no cut was run with every replay length of {head.arm}; sweep them together"
+            f"{trace.path}: no cut was run with every replay length of {head.arm}; sweep them together"
         )
     return same, sorted(shared), [s.label for s in kin if s not in same]
 

@@ -32,12 +32,12 @@ def other_run(trace: TraceReader, info: RunInfo, reference: str) -> int:
     """The run that a run is compared with under a reference. Raises NotRecorded if the trace has none."""
     if reference == "oracle":
         if info.oracle is None:
-            raise NotRecorded(f"{trace.path.name}: {info.label} has no oracle; record it with --arms oracle:{info.arm}")
+            raise NotRecorded(f"{trace.path}: {info.label} has no oracle; record it with --arms oracle:{info.arm}")
         return info.oracle
     for run in trace.runs:
         if run.arm == "full":
             return run.index
-    raise NotRecorded(f"{trace.path.name} has no run full; record it with --arms full,{info.arm}")
+    raise NotRecorded(f"{trace.path} has no run full; record it with --arms full,{info.arm}")
 
 
 def need(trace: TraceReader, runs: tuple[int, ...], name: str) -> None:
@@ -46,7 +46,7 @@ def need(trace: TraceReader, runs: tuple[int, ...], name: str) -> None:
     for run in runs:
         if (run, name) not in stored:
             raise NotRecorded(
-                f"{trace.path.name} stores no {name} of {trace.runs[run].label}; record it with --hooks '{name}'"
+                f"{trace.path} stores no {name} of {trace.runs[run].label}; record it with --hooks '{name}'"
             )
 
 

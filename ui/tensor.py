@@ -131,12 +131,12 @@ def _stored(
                 info = one
                 break
     if not points:
-        raise NotRecorded(f"{trace.path.name} stores no raw states of {info.label} and its reference; {option}")
+        raise NotRecorded(f"{trace.path} stores no raw states of {info.label} and its reference; {option}")
     if point is None:
         return info, wanted if wanted in points else next(iter(points))
     choose("hook point", point, list(POINTS))
     if point not in points:
-        raise NotRecorded(f"{trace.path.name} stores no {point} of {info.label} and its reference; {option}")
+        raise NotRecorded(f"{trace.path} stores no {point} of {info.label} and its reference; {option}")
     return info, point
 
 
@@ -153,7 +153,7 @@ def _names(trace: TraceReader, run: int, other: int, point: str) -> dict[int, st
 
 def _nearest(there: np.ndarray, wanted: int) -> int:
     if not len(there):
-        raise NotRecorded("this state has no rows")
+        raise NotRecorded("this state has no rows; record the run again")
     return int(there[np.abs(there - wanted).argmin()])
 
 
