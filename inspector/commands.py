@@ -249,7 +249,7 @@ def _common(options: Namespace) -> dict:
     """The fields of options.Common."""
     if options.device and options.devices:
         raise UsageError("--device and --devices both say where to run; give one of them")
-    names = ("devices", "dtype", "seed", "max_bytes", "force", "verbosity")
+    names = ("devices", "dtype", "impl", "seed", "max_bytes", "force", "verbosity")
     return {"device": options.device or "auto"} | {name: getattr(options, name) for name in names}
 
 

@@ -35,8 +35,9 @@ def demo(options: DemoOptions) -> Result:
     parts: list[str] = []
     data: dict[str, Any] = {}
     good = True
-    common = RunOptions(device=options.device, devices=options.devices, dtype=options.dtype, seed=options.seed,
-                        max_bytes=options.max_bytes, verbosity=options.verbosity, force=True, rows=True)  # fmt: skip
+    common = RunOptions(device=options.device, devices=options.devices, dtype=options.dtype, impl=options.impl,
+                        seed=options.seed, max_bytes=options.max_bytes, verbosity=options.verbosity, force=True,
+                        rows=True)  # fmt: skip
     for name, sample in SAMPLES.items():
         asked = replace(common, prompt=Prompt("sample", name), arms=ARMS, cuts=CUTS, suffix=SUFFIX, tokens=TOKENS,
                         out=out / f"{name}.h5")  # fmt: skip

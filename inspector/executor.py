@@ -14,6 +14,7 @@ from replayscope.inspector.packing import pack
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.pool import Pool
 from replayscope.inspector.step import Step
+from replayscope.kernels.impl import choose
 from replayscope.model import ops
 from replayscope.model.weights import Model
 
@@ -27,6 +28,7 @@ class Executor:
     frozen: top-k and experts of every request are taken from the plan's first request (``full``) at the same position;
     frozen_experts: the experts only. dense: attention reads every visible entry, whatever the indexer chooses.
     keep_state: window KV of every layer stays in the pool, so that ``advance`` can be called again (decoding, chunks).
+    impl: form of the kernels, ``auto``, ``torch`` or ``triton``; ValueError if it cannot run.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class Executor:
         keep_state: bool = False,
         frozen_experts: bool = False,
         dense: bool = False,
+        impl: str = "auto",
     ) -> None:
         self.model, self.pool = model, pool or Pool()
-        self.settings = Settings(block, reproducible, frozen, keep_state, frozen_experts, dense)
+        chosen = choose(impl, model.device, model.dtype).impl
+        self.settings = Settings(block, reproducible, frozen, keep_state, frozen_experts, dense, chosen)
         self.taps: list[Tap] = []
 
     @property

@@ -65,6 +65,7 @@ class Side(NamedTuple):
 @dataclass
 class Fold:
     """Collects tables for the given runs. ``keep_rows``: points whose divergence is also kept row by row.
+    ``impl``: torch or triton, which reads the rows where they lie.
 
     margin_scale: (point, layer) → largest finite margin of full, of which rounding moves a small share. margin_floor:
     the largest change that a noise run has made to a margin there so far.
@@ -75,6 +76,7 @@ class Fold:
     following: np.ndarray
     dtype: torch.dtype
     keep_rows: frozenset[str] = frozenset()
+    impl: str = "torch"
     tables: dict[tuple[str, str], Table] = field(default_factory=dict)
     rows: dict[tuple[str, str], dict[int, dict[int, tuple[np.ndarray, Arrays]]]] = field(default_factory=dict)
     margin_scale: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -136,9 +138,14 @@ class Fold:
         at = pairs.to(arm.values.device)
         values = (arm.values, at[0]), (ref.values, at[1])
         if kind == "state":
+            if self.impl == "triton":
+                return _arrays(row_sums(arm.values, ref.values, impl=self.impl, pairs=at))
             return _by_block(row_sums, *values)
         if kind == "logits":
             following = torch.as_tensor(self.following[pairs.segments.position], device=arm.values.device)
+            if self.impl == "triton":
+                sums = row_sums(arm.values, ref.values, impl=self.impl, pairs=at)
+                return _arrays(sums | logits_rows(arm.values, ref.values, following, TOP_K, self.impl, at))
             rows = torch.arange(pairs.rows, device=following.device)
             return _by_block(_logits, *values, (following, rows))
         assert arm.margin is not None and ref.margin is not None
@@ -229,6 +236,10 @@ def _by_block(f: Callable[..., dict[str, Tensor]], *gathered: tuple[Tensor, Tens
     step = max(_BLOCK // max(first[:1].numel(), 1), 1)
     blocks = [f(*(x.index_select(0, rows[i : i + step]) for x, rows in gathered)) for i in range(0, len(at), step)]
     return {k: torch.cat([b[k] for b in blocks]).cpu().numpy() for k in blocks[0]}
+
+
+def _arrays(rows: dict[str, Tensor]) -> Arrays:
+    return {name: values.cpu().numpy() for name, values in rows.items()}
 
 
 def _logits(a: Tensor, r: Tensor, following: Tensor) -> dict[str, Tensor]:

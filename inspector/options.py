@@ -20,7 +20,7 @@ class Common:
     """Options of every command that runs a model.
 
     device: `auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`. devices: several of them, each for a block of
-    layers, instead of `device`. dtype: `fp64`, `fp32` or `bf16`.
+    layers, instead of `device`. dtype: `fp64`, `fp32` or `bf16`. impl: `auto`, `torch` or `triton`, of the kernels.
     max_bytes: largest trace that may be written, in bytes; None is limited by the free disk only.
     verbosity: -1 no progress, 0 progress and notes, 1 and more details.
     """
@@ -28,6 +28,7 @@ class Common:
     device: str = "auto"
     devices: tuple[str, ...] = ()
     dtype: str = "fp32"
+    impl: str = "auto"
     seed: int = 0
     max_bytes: int | None = None
     force: bool = False

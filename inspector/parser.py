@@ -295,6 +295,12 @@ def _model_options(sub: Parser) -> None:
     )
     group.add_argument("--dtype", type=specs.parse_dtype, default="fp32", help="fp64, fp32 (the default) or bf16")
     group.add_argument(
+        "--impl",
+        choices=("auto", "torch", "triton"),
+        default="auto",
+        help="form of the kernels: auto (the default) takes triton on CUDA, except for fp64; the trace says which ran",
+    )
+    group.add_argument(
         "--seed",
         type=lambda text: specs.parse_count(text, "--seed"),
         default=0,

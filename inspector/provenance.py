@@ -11,6 +11,7 @@ from torch import Tensor
 
 from replayscope.inspector.backend import Runnable
 from replayscope.inspector.options import RunOptions
+from replayscope.kernels.impl import choose
 
 _PACKAGES = ("replayscope", "torch", "triton", "numpy", "h5py", "safetensors", "transformers")
 
@@ -19,6 +20,7 @@ def collect(
     options: RunOptions, name: str, weights: str, ids: Tensor, model: Runnable, argv: list[str]
 ) -> dict[str, Any]:
     """argv, options, model and its weights' hash, token hash, dtype, device, seed, versions. JSON values only."""
+    choice = choose(options.impl, model.device, model.dtype)
     devices = [torch.device(name) for name in options.devices] or [model.device]
     about = {k: v for k, v in asdict(options).items() if k not in ("out", "force", "verbosity", "resume")}
     return {
@@ -35,7 +37,8 @@ def collect(
         "reproducible": options.reproducible,
         "seed": options.seed,
         "forced": options.forced,
-        "impl": "torch",
+        "impl": choice.impl,
+        "impl_reason": choice.reason,
         "device": ", ".join(map(_device_name, devices)),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),

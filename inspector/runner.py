@@ -29,6 +29,7 @@ class Job:
 
     semantics: whose rules; arms that know none run once, the others under each.
     oracles: arms whose oracle runs too, so that they can be judged. points: hook points (last part) to compare.
+    impl: ``torch`` or ``triton``, how their divergence is summed.
     """
 
     shape: Shape
@@ -43,6 +44,7 @@ class Job:
     dense: bool = False
     points: tuple[str, ...] = POINTS
     keep_rows: frozenset[str] = frozenset()
+    impl: str = "torch"
 
 
 @dataclass
@@ -212,7 +214,7 @@ def run(
     c = model.config
     following = np.full(len(ids), -1)
     following[:-1] = ids[1:].cpu().numpy()
-    fold = Fold(line.runs, c.num_hidden_layers, following, model.dtype, job.keep_rows)
+    fold = Fold(line.runs, c.num_hidden_layers, following, model.dtype, job.keep_rows, job.impl)
     oracles = executor.oracles(ids.to(model.device), job.dense)
     for _, arm, r in line.oracle_runs:
         frozen = ("topk", "experts") if job.audit or r.frozen else ("experts",) if job.frozen_experts else ()

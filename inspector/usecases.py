@@ -23,6 +23,7 @@ from replayscope.inspector.points import expand_points
 from replayscope.inspector.runner import Job, foreign_tokens, line_up, run
 from replayscope.inspector.semantics import Shape, admits, arm_names, floor_layers, has_cut, unsuited
 from replayscope.inspector.snapshot import Snapshots
+from replayscope.kernels.impl import choose
 from replayscope.model import presets, tokenizer
 from replayscope.model.hf_config import is_hf
 from replayscope.model.streaming import StreamedModel
@@ -95,6 +96,7 @@ def _write_trace(options: RunOptions) -> Path:
         oracles=options.audit,
         audit=options.audit,
         keep_rows=keep,
+        impl=_impl(options, model),
     )
     line, notes = line_up(job)
     for note in notes:
@@ -226,7 +228,16 @@ def _our_executor(options: RunOptions, model: Runnable) -> Executor:
         frozen_experts=options.experts == "frozen",
         dense=options.topk == "dense",
         reproducible=options.reproducible,
+        impl=options.impl,
     )
+
+
+def _impl(options: RunOptions, model: Runnable) -> str:
+    """The form of the kernels that will run, ``torch`` or ``triton``."""
+    try:
+        return choose(options.impl, model.device, model.dtype).impl
+    except ValueError as error:
+        raise UsageError(f"--{error}") from error
 
 
 def _arms(options: RunOptions, model: Runnable) -> tuple[str, ...]:
