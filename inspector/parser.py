@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from replayscope.inspector import commands, specs
+from replayscope.inspector import commands, judge_options, specs
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.options import FORMATS, Result
 from replayscope.inspector.prompts import FORMS, parse_prompt
@@ -113,6 +113,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
     ui.add_argument("--port", metavar="N", help="port to listen on (default: the first free one from 7860)")
+
+    judge = command("judge", judge_options.judge, "plan, run, freeze or judge an acceptance matrix")
+    judge_options.add(judge)
 
     ledger = command("ledger", commands.ledger, "what a config costs to cache, to replay and to store")
     _ledger_options(ledger)

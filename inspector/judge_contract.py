@@ -1,0 +1,310 @@
+"""The release contract: what replay must keep, written in TOML before anything runs. No torch.
+
+A contract is known by the SHA-256 of what it says: comments, order and layout may change, and the stamp that `freeze`
+adds is not part of it.
+"""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from replayscope.inspector.engines import ENGINES
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.features import FEATURES, feature
+from replayscope.inspector.judge_stats import pairs_needed, statistic
+from replayscope.inspector.names import choose
+from replayscope.model.tasks import PLACES, SUFFIXES, TASKS
+
+DEFAULT = "default"
+ARMS = ("encoder", "decoder", "both", "exact")
+CUTS = {
+    "start": "nothing is cached",
+    "window": "one window is cached",
+    "middle": "half of the prompt is cached",
+    "task": "where the task wants it: before, between or behind its facts",
+    "end": "all but the last token is cached",
+}
+OUTPUTS = {
+    "short": "the answer and one token more",
+    "long": "64 tokens",
+    "turns": "three turns, each over the cache as the turns before left it",
+}
+METRICS = {
+    "share": "share of the answer's fields that are right, reference minus arm",
+    "kl": "nats per output token, KL(full‖arm) with full's own tokens forced, mean over the output",
+    "kl_max": "the same, largest step of the output",
+    "kl_free": "nats per output token, each arm on its own tokens",
+    "disagreement": "share of output steps whose greedy token differs",
+    "sampled": "the same when sampling with shared random numbers",
+    "jump": "kl minus its mean at the two cuts next to this one, on the same prompt",
+    "window_kv": "relative L2 of the window KV, by layer, region window",
+    "hidden": "relative L2 of the hidden states, by layer, region suffix or last",
+    "ttft": "time to first token, arm over full",
+    "total": "time to the last token, arm over full",
+    "cost": "time per successful task, arm over full",
+}
+STATES = {"window_kv": ("window",), "hidden": ("suffix", "last")}
+COSTS = ("ttft", "total", "cost")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """confidence: of every interval. budget: largest drop of the success rate. samples: prompts per cell. reference:
+    least success of full that makes a cell able to show a drop. temperature: of the sampled outputs. seed: of the
+    first prompt, and of the resamples."""
+
+    confidence: float = 0.95
+    budget: float = 0.05
+    samples: int = 60
+    reference: float = 0.5
+    resamples: int = 2000
+    temperature: float = 0.7
+    seed: int = 1000
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One number that may not be exceeded, in every cell that the globs name. layer: 'all' or one layer's number."""
+
+    metric: str
+    at_most: float
+    statistic: str = "mean"
+    task: str = "*"
+    length: str = "*"
+    suffix: str = "*"
+    output: str = "*"
+    arm: str = "*"
+    semantics: str = "*"
+    cut: str = "*"
+    region: str = "*"
+    layer: str = "*"
+
+    @property
+    def text(self) -> str:
+        named = {f.name: getattr(self, f.name) for f in fields(self)[3:]}
+        where = ", ".join(f"{key} {value}" for key, value in named.items() if value != "*")
+        return f"{self.statistic} {self.metric} ≤ {self.at_most:g}" + (f" ({where})" if where else "")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Cells as the product of its lists. tasks: 'passkey.straddle' or globs. neighbours: cuts this far to each side."""
+
+    tasks: tuple[str, ...]
+    lengths: tuple[int, ...]
+    cuts: tuple[str, ...] = ("task",)
+    neighbours: int = 1
+    suffixes: tuple[str, ...] = ("short",)
+    outputs: tuple[str, ...] = ("short",)
+    concurrency: tuple[int, ...] = (8,)
+    arms: tuple[str, ...] = ("encoder", "decoder", "both")
+    semantics: tuple[str, ...] = ("paper",)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A contract as read; sha256 is that of what it says, frozen its stamp."""
+
+    name: str
+    evidence: Evidence
+    budgets: Mapping[str, float]
+    needs: tuple[str, ...]
+    critical: tuple[str, ...]
+    limits: tuple[Limit, ...]
+    matrix: tuple[Block, ...]
+    sha256: str
+    text: str = field(repr=False)
+    frozen: Mapping[str, str] | None = None
+
+    def budget(self, task: str) -> float:
+        """Of a task, by its name without the place."""
+        return self.budgets.get(task.split(".")[0], self.evidence.budget)
+
+    def needed(self, task: str) -> int:
+        """Pairs that a cell needs where nothing differs."""
+        return pairs_needed(self.budget(task), self.evidence.confidence)
+
+    @property
+    def semantics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for block in self.matrix for name in block.semantics))
+
+    @property
+    def stamp(self) -> str:
+        """In words, whether it was frozen."""
+        if self.frozen is None:
+            return f"contract {self.name} ({self.sha256[:12]}), not frozen"
+        return f"contract {self.name} ({self.sha256[:12]}), frozen on {self.frozen['date']}"
+
+
+def shipped() -> str:
+    return files("replayscope.inspector").joinpath(f"contracts/{DEFAULT}.toml").read_text(encoding="utf-8")
+
+
+def load(source: str) -> Contract:
+    """The shipped contract (``default``) or a file. Raises UsageError with one line that names the key."""
+    if source == DEFAULT:
+        return parse(shipped(), DEFAULT)
+    path = Path(source)
+    if not path.is_file():
+        raise UsageError(f"no contract {source}; give a TOML file, or {DEFAULT} for the shipped one")
+    try:
+        return parse(path.read_text(encoding="utf-8"), path.name)
+    except UnicodeDecodeError:
+        raise UsageError(f"{path.name} is no text in UTF-8") from None
+
+
+def parse(text: str, name: str) -> Contract:
+    """A contract from its text. ``name`` is for errors."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name} is no TOML: {error}") from None
+    stamp = raw.pop("frozen", None)
+    digest = hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest()
+    if stamp is not None and (not isinstance(stamp, dict) or set(stamp) != {"sha256", "date"}):
+        raise UsageError(f"{name}: [frozen] holds sha256 and date; let replayscope judge freeze write it")
+    if stamp is not None and stamp["sha256"] != digest:
+        raise UsageError(f"{name} was changed after it was frozen on {stamp['date']}; freeze it again or take it back")
+    known = ("name", "evidence", "budgets", "service", "limit", "matrix")
+    for key in raw:
+        choose(f"key of {name}", key, known)
+    service = raw.get("service", {})
+    for key in service:
+        choose(f"key of {name} [service]", key, ("needs", "critical"))
+    contract = Contract(
+        name=str(raw.get("name", name)),
+        evidence=_filled(Evidence, raw.get("evidence", {}), f"{name} [evidence]"),
+        budgets={choose("task", task, list(TASKS)): float(value) for task, value in raw.get("budgets", {}).items()},
+        needs=tuple(choose("feature", one, list(FEATURES)) for one in service.get("needs", [])),
+        critical=tuple(glob for one in service.get("critical", []) for glob in [one] if tasks(one, name)),
+        limits=tuple(_limit(one, f"{name} [[limit]] {i + 1}") for i, one in enumerate(raw.get("limit", []))),
+        matrix=tuple(_block(one, f"{name} [[matrix]] {i + 1}") for i, one in enumerate(raw.get("matrix", []))),
+        sha256=digest,
+        text=text,
+        frozen=stamp,
+    )
+    _check(contract, name)
+    return contract
+
+
+def _filled(kind: type, raw: Any, where: str) -> Any:
+    """A dataclass from a table: unknown keys, missing ones and values of another type are named."""
+    if not isinstance(raw, dict):
+        raise UsageError(f"{where} is not a table")
+    known = {f.name: f for f in fields(kind)}
+    values = {}
+    for key, value in raw.items():
+        f = known[choose(f"key of {where}", key, list(known))]
+        if isinstance(value, list):
+            value = tuple(value)
+        if not _fits(value, f.type):
+            raise UsageError(f"{where}: {key} cannot be {value!r:.60}")
+        values[key] = value
+    if missing := [f.name for f in known.values() if f.name not in values and f.default is MISSING]:
+        raise UsageError(f"{where} lacks {missing[0]}")
+    return kind(**values)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a TOML value is of a field's type: a whole number is a float too, true is no number, no list is empty."""
+    if isinstance(value, tuple):
+        inside = {tuple[int, ...]: int, tuple[str, ...]: str}.get(kind)
+        return inside is not None and len(value) > 0 and all(type(v) is inside for v in value)
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def _limit(raw: Any, where: str) -> Limit:
+    if isinstance(raw, dict):
+        raw = {k: str(v) if k in ("layer", "length") and not isinstance(v, bool) else v for k, v in raw.items()}
+    limit = _filled(Limit, raw, where)
+    choose("metric", limit.metric, list(METRICS))
+    try:
+        statistic(limit.statistic)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
+    if limit.region != "*":
+        choose(f"region of {limit.metric}", limit.region, STATES.get(limit.metric, ()))
+    if limit.layer != "*" and limit.metric not in STATES:
+        raise UsageError(f"{where}: {limit.metric} has no layers; they are of {' and '.join(STATES)}")
+    return limit
+
+
+def _block(raw: Any, where: str) -> Block:
+    block = _filled(Block, raw, where)
+    for kind, values, valid in (
+        ("cut", block.cuts, CUTS),
+        ("suffix", block.suffixes, SUFFIXES),
+        ("output", block.outputs, OUTPUTS),
+        ("arm", block.arms, ARMS),
+        ("semantics", block.semantics, ENGINES),
+    ):
+        for value in values:
+            choose(f"{kind} of {where}", value, list(valid))
+    for glob in block.tasks:
+        tasks(glob, where)
+    if min(*block.lengths, *block.concurrency, block.neighbours + 1) < 1:
+        raise UsageError(f"{where}: lengths and concurrency start at 1, neighbours at 0")
+    return block
+
+
+def _check(contract: Contract, name: str) -> None:
+    e = contract.evidence
+    if not 0.5 < e.confidence < 1 or not all(0 < b < 1 for b in (e.budget, *contract.budgets.values())):
+        raise UsageError(f"{name}: a confidence lies between 0.5 and 1, a budget between 0 and 1")
+    if min(e.samples, e.resamples) < 1 or not 0 <= e.reference <= 1 or e.temperature <= 0 or e.seed < 0:
+        raise UsageError(f"{name} [evidence] holds a number that cannot be used; see docs/judge.md")
+    if not contract.matrix:
+        raise UsageError(f"{name} has no [[matrix]]: nothing would run")
+
+
+def tasks(glob: str, where: str) -> list[str]:
+    """Labels 'task.place' that a glob stands for, or a task's name alone for all its places."""
+    from fnmatch import fnmatchcase
+
+    labels = [f"{task}.{place}" for task in TASKS for place in PLACES]
+    found = [label for label in labels if fnmatchcase(label, glob) or label.split(".")[0] == glob]
+    if not found:
+        choose(f"task of {where}", glob, [*TASKS, *labels[: len(PLACES)]])
+    return found
+
+
+def freeze(contract: Contract, today: str | None = None) -> str:
+    """The contract's text with a stamp: its hash, and the day (UTC)."""
+    body = re.sub(r"\n*^\[frozen\][^\[]*\Z", "", contract.text, flags=re.MULTILINE).rstrip()
+    date = today or datetime.now(UTC).date().isoformat()
+    return f'{body}\n\n[frozen]\nsha256 = "{contract.sha256}"\ndate = "{date}"\n'
+
+
+@dataclass(frozen=True)
+class Support:
+    """What the needs of a service come to. refused: in words, each ends the judgement; unknown: nobody says it;
+    notes: what is served with a limit."""
+
+    refused: tuple[str, ...]
+    unknown: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def support(contract: Contract) -> Support:
+    """The needs of the service against what each semantics of the matrix serves with replay on."""
+    found: dict[str, list[str]] = {"refused": [], "unknown": [], "notes": []}
+    for name in contract.semantics:
+        for need in contract.needs:
+            says = feature(name, need)
+            why = ": ".join(part for part in (says.limits, says.source) if part)
+            if says.verdict == "refused":
+                found["refused"].append(f"{name} does not serve {need} with replay on ({why})")
+            elif says.verdict == "unknown":
+                found["unknown"].append(f"no public source says whether {name} serves {need} with replay on")
+            elif says.verdict == "untrimmed":
+                found["notes"].append(f"{name} runs the decoder half untrimmed for {need} ({why})")
+            elif says.limits:
+                found["notes"].append(f"{name} serves {need}: {why}")
+    return Support(**{key: tuple(value) for key, value in found.items()})
