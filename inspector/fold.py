@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replayscope.inspector.cores import each
 from replayscope.inspector.segments import Segments, pick
 from replayscope.inspector.semantics import NOISE
 from replayscope.kernels.divergence import TOL_ABS, TOL_REL, logits_rows, row_sums
@@ -16,7 +17,7 @@ from replayscope.traces.schema import SINGLE_POINTS, RunInfo, Table, bucket_name
 Arrays = dict[str, np.ndarray]
 TOP_K = 5
 # Numbers of each side compared at once: their float64 copies stay in a core's cache. Larger blocks took twice as long.
-_BLOCK = 1 << 15
+_BLOCK, _GPU_BLOCK = 1 << 15, 1 << 24
 # A margin that no noise run moved is still only known to rounding; relative to the layer's largest margin.
 _MARGIN_EPS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 _SUMS = ("elements", "diff2", "ref2", "arm2", "dot", "over", "nonfinite")
@@ -233,8 +234,13 @@ def _logits_cells(rows: Arrays, where: Segments, exact: np.ndarray) -> Arrays:
 def _by_block(f: Callable[..., dict[str, Tensor]], *gathered: tuple[Tensor, Tensor]) -> Arrays:
     """f on blocks of rows of each (tensor, rows to take), its results put together: by name [rows]."""
     first, at = gathered[0]
-    step = max(_BLOCK // max(first[:1].numel(), 1), 1)
-    blocks = [f(*(x.index_select(0, rows[i : i + step]) for x, rows in gathered)) for i in range(0, len(at), step)]
+    numbers = _BLOCK if first.device.type == "cpu" else _GPU_BLOCK
+    step = max(numbers // max(first[:1].numel(), 1), 1)
+
+    def block(i: int) -> dict[str, Tensor]:
+        return f(*(x.index_select(0, rows[i : i + step]) for x, rows in gathered))
+
+    blocks = each(block, range(0, len(at), step), first.device)
     return {k: torch.cat([b[k] for b in blocks]).cpu().numpy() for k in blocks[0]}
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from replayscope.inspector.cores import R, T, each
 from replayscope.inspector.entries import EntryWriter, Progress, Settings
 from replayscope.inspector.frame import Attended, Frame
 from replayscope.inspector.layout import Layout
@@ -89,22 +90,28 @@ class Step:
             entry_spans, entries = self.entries.write(l, w, self.compressor_in)
             emit(entry_spans, **entries)
         acc = ops.acc_dtype(self.model.dtype)
-        outs = {p: self.buffer(p, c.hidden_size) for p in ("attn_out", "ffn_out") if p in self.want}
+        outs = {p: self.buffer(p, c.hidden_size) for p in ("attn_out", "ffn_out", "hidden") if p in self.want}
         self.router = self.buffer("router", c.num_experts_per_tok, dtype=torch.long)
         router = {"router_margin": self.buffer("router_margin", dtype=acc)}
         router["router_weights"] = self.buffer("router_weights", c.num_experts_per_tok, dtype=acc)
         window = self.layout.window(l if self.settings.keep_state else None)
-        # A streamed layer's experts are decoded once for all blocks; otherwise a block is finished while it is hot.
-        groups = [run] if isinstance(self.model, StreamedModel) else [[b] for b in run]
-        for group in groups:
-            self._feed_forward(w, [self._attend(l, w, b, window, outs, router) for b in group], outs)
+
+        def attend(b: Block) -> Attended:
+            return self._attend(l, w, b, window, outs, router)
+
+        # What the others' choices are taken from comes first.
+        for some in self._in_order(run):
+            if isinstance(self.model, StreamedModel):
+                # A streamed layer's experts are decoded once for all blocks.
+                self.each(lambda done: self._feed_forward(w, done, outs), [self.each(attend, some)])
+            else:
+                # Otherwise a block is finished while it is hot.
+                self.each(lambda b: self._feed_forward(w, [attend(b)], outs), some)
         if l in c.index_source_layer_ids:
             emit(run_spans, topk=self.topk, topk_margin=self.topk_margin)
             if l == c.candidate_source_layer_id:
                 emit(run_spans, candidates=self.candidates)
         emit(run_spans, router=self.router, **router, streams=self.streams, mix=self.mix, **outs)
-        if "hidden" in self.want:
-            emit(run_spans, hidden=ops.collapse(self.streams, self.mix))
         return frame
 
     def finish(self) -> Frame:
@@ -119,12 +126,27 @@ class Step:
         if "logits" in self.want:
             logits = frame.tensors["logits"] = self.buffer("logits", c.vocab_size, dtype=ops.acc_dtype(m.dtype))
             frame.spans["logits"] = spans
-        for b in run:
+        head = m.head if logits is None else m.head.to(logits.dtype)
+
+        def end(b: Block) -> None:
             h = ops.rms_norm(ops.collapse(b.take(self.streams), b.take(self.mix)), m.norm, c.rms_norm_eps)
             b.put(final, h)
             if logits is not None:
-                b.put(logits, F.linear(h.to(logits.dtype), m.head.to(logits.dtype)))
+                b.put(logits, F.linear(h.to(logits.dtype), head))
+
+        self.each(end, run)
         return frame
+
+    def each(self, f: Callable[[T], R], items: list[T]) -> list[R]:
+        """f of every block, several at a time: they write different rows."""
+        return each(f, items, self.device, alone=self.settings.reproducible)
+
+    def _in_order(self, run: list[Block]) -> list[list[Block]]:
+        """The blocks of the first request before all others if choices are taken from it, else all together."""
+        if not (self.settings.frozen or self.settings.frozen_experts or any(r.frozen for r in self.plan.requests)):
+            return [run]
+        is_first = [any(request == 0 for request, _, _ in b.segments) for b in run]
+        return [[b for b, first in zip(run, is_first, strict=True) if first == wanted] for wanted in (True, False)]
 
     def _project(self, l: int, w: Layer, run: list[Block]) -> None:
         """Write this layer's window KV for every projected row; keep attn_in, q's low rank, the compressor's input."""
@@ -141,7 +163,8 @@ class Step:
             self.compressor_in = {k: self.buffer(k, c.head_dim, dtype=acc) for k in sides}
             parts = {k: v.to(acc) for k, v in sides.items() if v is not None}
         rows = self._engram_rows(l, w)
-        for b in run:
+
+        def project(b: Block) -> None:
             if w.engram is not None and rows is not None:
                 b.put(self.streams, add_engram(b.take(self.streams), b.take(rows), w.engram, c))
             x = ops.rms_norm(ops.collapse(b.take(self.streams), b.take(self.mix)), w.attn_norm, c.rms_norm_eps)
@@ -153,6 +176,8 @@ class Step:
             b.put(self.kv, rounding.round_window(kv) if c.activation_fake_quant else kv)
             for k, weight in parts.items():
                 b.put(self.compressor_in[k], F.linear(x.to(weight.dtype), weight))
+
+        self.each(project, run)
         window = self.layout.window(l if self.settings.keep_state else None)
         for s in self.spans:
             live = s.since(self.plan.requests[s.request].first_window[l])
@@ -296,4 +321,7 @@ class Step:
         for t, y in zip(done, ops.moe_tiles(tiles, w.experts, self.config, self.settings.reproducible), strict=True):
             if "ffn_out" in outs:
                 t.block.put(outs["ffn_out"], y)
-            t.block.put(self.streams, ops.expand(t.block.take(self.streams), y, t.post, t.comb))
+            streams = ops.expand(t.block.take(self.streams), y, t.post, t.comb)
+            t.block.put(self.streams, streams)
+            if "hidden" in outs:
+                t.block.put(outs["hidden"], ops.collapse(streams, t.block.take(self.mix)))
