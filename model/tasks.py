@@ -19,8 +19,6 @@ PLACES = ("straddle", "touch", "before", "after")
 # What comes between the cut and the question: nothing, a user's turn, what a tool returned.
 SUFFIXES = {"none": 0, "short": 48, "long": 400}
 STATES = 5  # the chain counts modulo this
-# Tasks of which a new one makes the old one void, so that one text can hold many.
-AGAIN = ("chain", "mode")
 
 
 @dataclass(frozen=True)
@@ -259,17 +257,16 @@ class Piece:
     task: str | None  # of the answer; None where the span is unpredictable
 
 
-def pieces(rng: random.Random, length: int, level: int, names: list[str]) -> list[tuple[int, Piece]]:
+def pieces(
+    rng: random.Random, length: int, level: int, names: list[str], again: dict[str, int]
+) -> list[tuple[int, Piece]]:
     """The tasks ``names`` scattered over a text that they make ``length`` characters long, as (place, piece).
 
     Places are those in the text before anything is inserted, in order. Distances between the last fact and the question
-    are log-uniform: near ones teach the task, far ones make it global. In long texts those in ``AGAIN`` come several
-    times, one after another; the facts of a chain lie near each other.
+    are log-uniform: near ones teach the task, far ones make it global. ``again``: how often a task comes, one after
+    another, for those of which a new one makes the old one void. The facts of a chain lie near each other.
     """
-    built = [
-        (n, [TASKS[n].build(rng, rng.randint(1, level)) for _ in range(1 + (length // 256) * (n in AGAIN))])
-        for n in names
-    ]
+    built = [(n, [TASKS[n].build(rng, rng.randint(1, level)) for _ in range(again.get(n, 1))]) for n in names]
     size = sum(len(m.ask + m.answer + m.end) + sum(len(f.text) for f in m.facts) for _, all_ in built for m in all_)
     text = max(8, length - size)
     placed: list[tuple[int, Piece]] = []

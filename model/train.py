@@ -24,6 +24,7 @@ from torch import Tensor
 
 from replayscope.model import checkpoint, evaluate, mini, tasks, train_data
 from replayscope.model.optim import Muon
+from replayscope.model.train_data import Lesson
 from replayscope.model.train_forward import Pass, Replay, forward
 
 # The embedded samples: like the corpus, found in the repository, since this package may not import the one above it.
@@ -33,14 +34,19 @@ HELD_OUT_FILES = {"prose": "prose.txt", "code": "code.py.txt", "tools": "tools.j
 
 @dataclass(frozen=True)
 class Stage:
-    """Sequences of ``length`` tokens with tasks up to ``level``, until ``solved`` of the gates' answers are right, or
-    progress is ``latest``. ``kinds``: the tasks shown, all by default."""
+    """A lesson, until ``solved`` of the gates' answers are right, or progress is ``latest``."""
 
-    length: int
-    level: int
+    lesson: Lesson
     latest: float
     gates: tuple[str, ...] = ("passkey", "chain", "mode")
-    kinds: tuple[str, ...] = tuple(tasks.TASKS)
+
+
+# Retrieval first: one kind of question nearly fills a short sequence. Then all tasks; then, with retrieval learned,
+# more of those that need more: sums, and names among names.
+FEW = {"passkey": 4, "hops": 2, "chain": 2, "mode": 2}
+ALL = FEW | {"extract": 1, "edit": 1, "tools": 1}
+HARD = {"passkey": 1, "hops": 3, "chain": 4, "mode": 2, "extract": 2, "edit": 2, "tools": 2}
+LONG = Lesson(1024, 3, HARD, {"chain": 5, "mode": 3, "hops": 3, "extract": 2, "edit": 2, "tools": 2})
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,12 @@ class Recipe:
     tokens: int = 14_000_000
     batch_tokens: int = 2048
     stages: tuple[Stage, ...] = (
-        Stage(64, 1, 0.12, ("passkey", "mode"), ("passkey", "mode", "chain", "hops")),
-        Stage(128, 2, 0.22),
-        Stage(256, 3, 0.36),
-        Stage(512, 3, 0.58),
-        Stage(1024, 3, 1.0),
+        Stage(Lesson(64, 1, FEW), 0.12, ("passkey", "mode")),
+        Stage(Lesson(128, 2, ALL), 0.22),
+        Stage(Lesson(256, 3, ALL, {"chain": 2, "mode": 2}), 0.31),
+        Stage(Lesson(256, 3, HARD, {"chain": 3, "mode": 2, "hops": 2}), 0.45),
+        Stage(Lesson(512, 3, HARD, {"chain": 4, "mode": 2, "hops": 2}), 0.62),
+        Stage(LONG, 1.0),
     )
     solved: float = 0.9
     distil_from: float = 0.35
@@ -90,7 +97,7 @@ class Recipe:
 # What turns `mini` into `mini-replay`: a short second training at a fifth of the rate, most steps with a replay.
 FINE_TUNE = Recipe(
     tokens=1_600_000,
-    stages=(Stage(1024, 3, 1.0),),
+    stages=(Stage(LONG, 1.0),),
     distil_from=0.0,
     sparse_from=0.0,
     text_share=(1.0, 1.0),
@@ -134,8 +141,8 @@ class Trainer:
             # A longer text, or a harder task, has to be shown to be solved again.
             self.right = {k: 0.5 * v for k, v in self.right.items()}
         stage = r.stages[self.stage]
-        n = stage.length
-        made = train_data.batch(self.corpus, self.seed, self.steps, r.batch_tokens // n, n, stage.level, stage.kinds)
+        n = stage.lesson.length
+        made = train_data.batch(self.corpus, self.seed, self.steps, r.batch_tokens, stage.lesson)
         ids, text = torch.from_numpy(made.ids), torch.from_numpy(made.text)
         selection = "sparse" if progress >= r.sparse_from else "dense"
         rows = None

@@ -2,8 +2,7 @@
 
 import lzma
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,6 @@ CORPUS = Path(__file__).parent / "corpus"
 MIX = {"prose": 0.5, "code": 0.35, "logs": 0.15}
 PLAIN_SHARE = 0.15
 BOS_SHARE = 0.1
-# How often each is taken, relative to each other.
-TASK_WEIGHTS = {"passkey": 4, "hops": 2, "chain": 2, "mode": 2, "extract": 1, "edit": 1, "tools": 1}
 ROOM = 64  # characters of a sequence per task
 
 
@@ -53,18 +50,23 @@ def load_corpus(folder: Path = CORPUS) -> Corpus:
     return Corpus({name: np.frombuffer(text, np.uint8) for name, text in raw.items()})
 
 
-def batch(
-    corpus: Corpus,
-    seed: int,
-    step: int,
-    size: int,
-    length: int,
-    level: int = tasks.HARDEST,
-    kinds: Sequence[str] = tuple(tasks.TASKS),
-) -> Batch:
-    """``size`` sequences of ``length`` targets with tasks of some kinds up to ``level``; the same for the same step."""
+@dataclass(frozen=True)
+class Lesson:
+    """What the sequences of a stage hold: tasks up to ``level``, drawn as ``often`` says, relative to each other.
+
+    ``again``: how often a task comes in one sequence, where not once; only for tasks of which the last one counts.
+    """
+
+    length: int
+    level: int
+    often: dict[str, int]
+    again: dict[str, int] = field(default_factory=dict)
+
+
+def batch(corpus: Corpus, seed: int, step: int, tokens: int, lesson: Lesson) -> Batch:
+    """As many sequences as ``tokens`` targets allow; the same for the same arguments."""
     rng = random.Random(f"{seed}/{step}")
-    made = [_sequence(corpus, rng, length, level, kinds) for _ in range(size)]
+    made = [_sequence(corpus, rng, lesson) for _ in range(tokens // lesson.length)]
     answers = [(i, *a) for i, (_, _, found) in enumerate(made) for a in found]
     return Batch(
         np.stack([ids for ids, _, _ in made]),
@@ -74,23 +76,26 @@ def batch(
 
 
 def _sequence(
-    corpus: Corpus, rng: random.Random, length: int, level: int, kinds: Sequence[str]
+    corpus: Corpus, rng: random.Random, lesson: Lesson
 ) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, int]]]:
     """ids [length + 1], text [length], and answers as (first target, last + 1, number of the task)."""
+    length = lesson.length
     part = corpus.parts[rng.choices(list(MIX), list(MIX.values()))[0]]
     start = rng.randrange(len(part) - length - 1)
-    names = _tasks(rng, length, kinds) if rng.random() >= PLAIN_SHARE else []
-    ids, text, answers = _written(part[start : start + length + 1], tasks.pieces(rng, length, level, names))
+    names = _tasks(rng, lesson) if rng.random() >= PLAIN_SHARE else []
+    pieces = tasks.pieces(rng, length, lesson.level, names, lesson.again)
+    ids, text, answers = _written(part[start : start + length + 1], pieces)
     ids, text = ids[: length + 1].astype(np.int64), text[: length + 1]
     if rng.random() < BOS_SHARE:
         ids[0], text[0] = BOS, False
     return ids, text[1:], [(a - 1, b - 1, t) for a, b, t in answers if a >= 1 and b <= length + 1]
 
 
-def _tasks(rng: random.Random, length: int, kinds: Sequence[str]) -> list[str]:
+def _tasks(rng: random.Random, lesson: Lesson) -> list[str]:
     """Different ones, for two of a kind would make each other's questions ambiguous."""
-    wanted = rng.randint(max(1, length // ROOM // 2), max(1, length // ROOM))
-    left, names = {k: TASK_WEIGHTS[k] for k in kinds}, []
+    most = min(len(lesson.often), max(1, lesson.length // ROOM))
+    wanted = rng.randint(max(1, most // 2), most)
+    left, names = dict(lesson.often), []
     for _ in range(min(wanted, len(left))):
         name = rng.choices(list(left), list(left.values()))[0]
         names.append(name)

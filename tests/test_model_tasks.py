@@ -116,8 +116,9 @@ def test_a_guesser_does_as_well_as_its_chance():
 def test_training_answers_are_the_spans_that_they_claim():
     corpus = train_data.load_corpus()
     seen = set()
+    lesson = train_data.Lesson(512, tasks.HARDEST, dict.fromkeys(tasks.TASKS, 1), {"chain": 2})
     for step in range(40):
-        made = train_data.batch(corpus, 0, step, 4, 512, tasks.HARDEST)
+        made = train_data.batch(corpus, 0, step, 4 * 512, lesson)
         assert made.ids.shape == (4, 513)
         for row, first, stop, number in made.answers:
             answer = bytes(made.ids[row, first + 1 : stop + 1].astype(np.uint8)).decode()
@@ -132,6 +133,7 @@ def test_training_answers_are_the_spans_that_they_claim():
 
 
 def test_pieces_do_not_depend_on_anything_but_the_generator():
-    one, two = (tasks.pieces(random.Random(5), 700, 3, ["chain", "edit"]) for _ in range(2))
+    one, two = (tasks.pieces(random.Random(5), 700, 3, ["chain", "edit"], {"chain": 3}) for _ in range(2))
     assert one == two
+    assert sum(piece.task == "chain" for _, piece in one) == 3
     assert [p for p, _ in one] == sorted(p for p, _ in one)

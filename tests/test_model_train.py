@@ -8,6 +8,7 @@ import torch
 from replayscope.model import checkpoint, mini, reference, train
 from replayscope.model.config import ModelConfig
 from replayscope.model.optim import orthogonalised
+from replayscope.model.train_data import Lesson
 from replayscope.model.train_forward import Replay, forward
 
 TINY = replace(
@@ -98,7 +99,7 @@ def test_a_training_replay_is_the_oracle_of_the_encoder(tensors, cut, starts):
 
 
 def small_recipe(**changes):
-    stages = (train.Stage(64, 1, 0.5), train.Stage(128, 2, 1.0))
+    stages = (train.Stage(Lesson(64, 1, train.FEW), 0.5), train.Stage(Lesson(128, 2, train.ALL), 1.0))
     return train.Recipe(tokens=10_000, batch_tokens=256, stages=stages, distil_from=0.25, sparse_from=0.667, **changes)
 
 
@@ -111,6 +112,57 @@ def test_the_same_seed_gives_the_same_weights():
         ends.append({k: v.detach().clone() for k, v in trainer.params.items()})
     assert all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0])
     assert not torch.equal(ends[0]["embed.weight"], ends[2]["embed.weight"])
+
+
+def test_a_run_goes_on_from_what_it_saved(tmp_path):
+    whole = train.Trainer(small_recipe(), 0, TINY)
+    for progress in (0.01, 0.3, 0.7, 0.8):
+        whole.step(progress)
+    first = train.Trainer(small_recipe(), 0, TINY)
+    for progress in (0.01, 0.3):
+        first.step(progress)
+    first.save(tmp_path / "state.pt")
+    second = train.Trainer(small_recipe(), 0, TINY)
+    second.resume(tmp_path / "state.pt")
+    for progress in (0.7, 0.8):
+        second.step(progress)
+    assert all(torch.equal(whole.params[k], v) for k, v in second.params.items())
+    assert (whole.right, whole.stage, whole.tokens) == (second.right, second.stage, second.tokens)
+    with pytest.raises(ValueError, match="another recipe"):
+        train.Trainer(small_recipe(clip=2.0), 0, TINY).resume(tmp_path / "state.pt")
+
+
+def test_a_stage_ends_when_its_gates_are_solved_or_its_time_is_over():
+    trainer = train.Trainer(small_recipe(), 0, TINY)
+    trainer.step(0.1)
+    assert trainer.stage == 0
+    trainer.right |= dict.fromkeys(("passkey", "mode"), 1.0)
+    trainer.step(0.1)
+    assert trainer.stage == 0, "the chain is a gate too"
+    trainer.right |= dict.fromkeys(("passkey", "mode", "chain"), 1.0)
+    trainer.step(0.1)
+    assert trainer.stage == 1
+    late = train.Trainer(small_recipe(), 0, TINY)
+    late.step(0.5)
+    assert late.stage == 1
+
+
+def test_fine_tuning_steps_replay_and_count_only_rows_behind_the_cut():
+    trainer = train.Trainer(small_recipe(replay_share=1.0), 0, TINY)
+    before = {k: v.detach().clone() for k, v in trainer.params.items()}
+    trainer.step(0.7)
+    assert any(not torch.equal(v, before[k]) for k, v in trainer.params.items())
+    full = forward(trainer.model, torch.zeros(1, 8, dtype=torch.long), "sparse")
+    seen = [trainer._replay(full, 128) for _ in range(200)]
+    W = TINY.sliding_window
+    for replay, first in seen:
+        encoder, decoder = replay.starts[0], replay.starts[-1]
+        assert replay.cut % 2 == 0
+        assert encoder == (max(0, replay.cut - W) if replay.cut else 0)
+        assert decoder in (encoder, max(encoder, first - W))
+        assert first >= replay.cut
+    assert {r.cut == 0 for r, _ in seen} == {True, False}
+    assert any(r.starts[-1] > r.starts[0] for r, _ in seen)
 
 
 def test_a_step_moves_every_weight_and_nudges_the_router_towards_balance():
