@@ -21,19 +21,19 @@ def worker():
 
 @pytest.mark.parametrize("name", triton_cases.CASES)
 def test_interpreted(worker: ProcessPoolExecutor, name):
-    worker.submit(triton_cases.run, name).result(timeout=60)
+    worker.submit(triton_cases.run, name).result(timeout=600)
 
 
 @pytest.mark.parametrize("name", UPCAST)
 def test_interpreted_bf16_is_upcast(worker: ProcessPoolExecutor, name):
-    worker.submit(triton_cases.run, name, dtype="bfloat16").result(timeout=60)
+    worker.submit(triton_cases.run, name, dtype="bfloat16").result(timeout=600)
 
 
 @pytest.mark.parametrize("fault", triton_cases.FAULTS)
 def test_a_planted_fault_fails_the_same_case(worker: ProcessPoolExecutor, fault):
     name = triton_cases.FAULTS[fault][1]
     with pytest.raises(AssertionError):
-        worker.submit(triton_cases.run, name, fault=fault).result(timeout=60)
+        worker.submit(triton_cases.run, name, fault=fault).result(timeout=600)
 
 
 @pytest.mark.gpu

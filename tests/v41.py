@@ -23,10 +23,10 @@ def config(variant: str = "plain") -> ModelConfig:
 
 
 @cache
-def model(dtype: torch.dtype = torch.float64, variant: str = "plain") -> Model:
+def model(dtype: torch.dtype = torch.float64, variant: str = "plain", device: str = "cpu") -> Model:
     """plain: no rounding, no Engram; released: both."""
     token_map = torch.tensor(arrays("full", "released")["engram_token_map"]).long()
-    return build(config(variant), read_tensors(ROOT / "weights", config(variant), dtype), token_map)
+    return build(config(variant), read_tensors(ROOT / "weights", config(variant), dtype, device), token_map)
 
 
 @cache
