@@ -71,10 +71,11 @@ def test_the_balancing_of_the_real_config_is_near_the_limit():
 
 def oracle_logits(model, ids, cut, start):
     """Rows from ``start`` on, of the dense pass with a boundary there and the prefix's entries of an ordinary pass."""
-    whole = [f for f in reference.dense_pass(model, ids) if f.layer in TINY.kv_source_layer_ids]
-    prefix = {
-        f.layer: (cut // TINY.compress_ratios[f.layer], f.tensors["global_kv"], f.tensors["index_k"]) for f in whole
-    }
+    prefix = {}
+    for frame in reference.dense_pass(model, ids):
+        if frame.layer is not None and frame.layer in TINY.kv_source_layer_ids:
+            kept = cut // TINY.compress_ratios[frame.layer]
+            prefix[frame.layer] = kept, frame.tensors["global_kv"], frame.tensors["index_k"]
     rules = reference.Rules(boundary=lambda layer: start, prefix=prefix if cut else {})
     *_, last = reference.dense_pass(model, ids, rules)
     return last.tensors["logits"][0, start:]
