@@ -4,9 +4,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from replayscope.model.hf_families import FAMILIES, TRIED_WITH
 from replayscope.model.preset_files import presets as models
 
 Row = dict[str, Any]
+_TRIED = f"tried with transformers {TRIED_WITH}"
 
 
 def _models() -> list[Row]:
@@ -18,7 +20,10 @@ def _models() -> list[Row]:
         numbers = sum(_product(tensor["shape"]) for tensor in header.values())
         about = ", ".join(f"{key} {value}" for key, value in kept.items())
         rows.append({"name": name, "parameters": f"{numbers / 1e6:.1f} M parameters", "about": about})
-    return rows
+    return rows + [
+        {"name": "FOLDER or OWNER/NAME", "parameters": tried.config, "about": f"{name}: {tried.has}; {_TRIED}"}
+        for name, tried in FAMILIES.items()
+    ]
 
 
 def _product(shape: list[int]) -> int:
