@@ -166,19 +166,24 @@ def test_a_failed_write_leaves_the_old_file(path, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["a.csv"] and (tmp_path / "a.csv").read_text() == "mine"
 
 
+def lacking(*packages: str):
+    """`find_spec` of a machine on which these packages are not installed, and all others are."""
+    return lambda name: None if name in packages else name
+
+
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_an_image_without_the_package_names_the_package(path, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "kaleido" else find_spec(name))
+def test_an_image_without_any_package_names_them(path, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(module, "find_spec", lacking("kaleido", "matplotlib"))
     with pytest.raises(UsageError) as error:
         export(path, "cut-layer", "rel_l2", tmp_path / f"a.{kind}")
     said = str(error.value)
-    assert "pip install 'replayscope[export]'" in said and "Chrom" not in said and "\n" not in said
+    assert "kaleido is missing" in said and "pip install 'replayscope[export]'" in said and "\n" not in said
     assert "html, csv and json need no browser" in said
     assert not list(tmp_path.iterdir()), "no zero-byte file"
 
 
 def test_an_image_without_a_browser_names_the_browser(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "find_spec", lambda name: name)
+    monkeypatch.setattr(module, "find_spec", lacking("matplotlib"))
     told = "Image export using the kaleido engine requires Google Chrome to be installed: Kaleido needs it"
     monkeypatch.setattr(
         "plotly.graph_objects.Figure.to_image", lambda *_, **__: (_ for _ in ()).throw(RuntimeError(told))
@@ -186,7 +191,7 @@ def test_an_image_without_a_browser_names_the_browser(path, tmp_path, monkeypatc
     with pytest.raises(UsageError) as error:
         export(path, "cut-layer", "rel_l2", tmp_path / "a.png")
     said = str(error.value)
-    assert "Chrome or Chromium" in said and "pip" not in said and "\n" not in said
+    assert "no Chrome or Chromium could be started" in said and "\n" not in said
     assert "html, csv and json need no browser" in said
     assert not list(tmp_path.iterdir())
 
@@ -194,9 +199,29 @@ def test_an_image_without_a_browser_names_the_browser(path, tmp_path, monkeypatc
 def test_a_real_search_for_a_browser_that_is_not_there(path, tmp_path, monkeypatch):
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
     monkeypatch.setenv("PATH", "")
-    words = "Chrome or Chromium" if find_spec("kaleido") else "pip install"
-    with pytest.raises(UsageError, match=words):
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+    with pytest.raises(UsageError, match="no Chrome" if find_spec("kaleido") else "kaleido is missing"):
         export(path, "cut-layer", "rel_l2", tmp_path / "a.png")
+
+
+SIGNATURES = {"png": b"\x89PNG\r\n", "svg": b"<?xml", "pdf": b"%PDF-"}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", THERE)
+def test_matplotlib_draws_every_figure_where_no_browser_is(path, tmp_path, monkeypatch, caplog, name, dark):
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "kaleido" else find_spec(name))
+    caplog.set_level("INFO")
+    kind = "svg" if dark else "png"
+    if find_spec("matplotlib") is None:
+        with pytest.raises(UsageError, match="matplotlib"):
+            export(path, name, None, tmp_path / f"a.{kind}")
+        return
+    (out,) = export(path, name, None, tmp_path / f"a.{kind}", dark=dark)
+    assert out.read_bytes().startswith(SIGNATURES[kind])
+    assert "drawn by matplotlib: the package kaleido is missing" in caplog.text
+    if dark:
+        assert "#161b1f" in out.read_text() and "#ffffff" not in out.read_text().lower()
 
 
 @pytest.mark.browser

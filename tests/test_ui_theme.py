@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -65,9 +66,7 @@ def test_nothing_of_the_page_is_fetched_from_elsewhere():
 
 
 def test_the_viewer_needs_no_torch():
-    modules = sorted(
-        p.stem for p in Path(theme.__file__).parent.glob("*.py") if p.stem not in ("__init__", "app", "skin")
-    )
+    modules = ("export", "report", "library", "view", "tokens", *(("printed",) if find_spec("matplotlib") else ()))
     code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('replayscope.ui.' + m)\n"
     code += "print([m for m in ('torch', 'triton', 'gradio', 'replayscope.model') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,6 +15,8 @@ from replayscope.ui.theme import LIGHT, count, number, plural
 from replayscope.ui.words import POINT_WORDS, against, arm_words, context, suffix_and_design
 
 _NEVER = "not in the suffix"
+# Decades above the threshold that are drawn too, the larger errors darker.
+DECADES = {2: LIGHT.magnitude[4], 1: LIGHT.magnitude[3], 0: LIGHT.ink, -1: LIGHT.magnitude[2]}
 
 
 def healing_chart(
@@ -92,8 +94,7 @@ def _curves(distance: np.ndarray, at: int, texts: list[str], cuts: list[int], by
     """The worst over the first axis at four decades, and its median at the threshold itself."""
     x = np.arange(distance.shape[1], dtype=float)
     curves = []
-    for step, colour in zip((2, 1, -1, 0), (LIGHT.magnitude[5], LIGHT.magnitude[4], LIGHT.magnitude[2], LIGHT.ink),
-                            strict=True):  # fmt: skip
+    for step, colour in DECADES.items():
         k = at + step
         if not 0 <= k < len(THRESHOLDS):
             continue

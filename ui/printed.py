@@ -5,6 +5,7 @@ Knows only what the figures of this project are made of: heat maps, scatter line
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import re
@@ -123,7 +124,7 @@ def _axes(canvas: Figure, layout: Any, n: str, box: tuple[float, float, float, f
 def _draw(axes: Axes, trace: Any, before: Any) -> Any:
     """Draws one trace and returns what stands for it in the key."""
     if trace.type == "heatmap":
-        z = np.asarray(trace.z, float)
+        z = _array(trace.z)
         colours = LinearSegmentedColormap.from_list("scale", [(at, colour) for at, colour in trace.colorscale])
         gap: dict[str, Any] = (
             {"edgecolors": axes.get_facecolor(), "linewidth": 0.8} if trace.xgap else {"rasterized": True}
@@ -135,14 +136,16 @@ def _draw(axes: Axes, trace: Any, before: Any) -> Any:
         pattern = trace.marker.pattern
         solid = pattern.bgcolor if len(pattern.bgcolor) == 7 else "none"
         patch: Any = None
-        for middle, wide, base, tall in zip(trace.x, trace.width, trace.base, trace.y, strict=True):
+        for middle, wide, base, tall in zip(
+            *(_array(v) for v in (trace.x, trace.width, trace.base, trace.y)), strict=True
+        ):
             patch = Rectangle((middle - wide / 2, base), wide, tall, facecolor=solid, edgecolor=pattern.fgcolor,
                               hatch=HATCHES[pattern.shape], linewidth=0, zorder=2)  # fmt: skip
             axes.add_patch(patch)
         return patch
-    x, y = (np.array([np.nan if v is None else v for v in side], float) for side in (trace.x, trace.y))
+    x, y = _array(trace.x), _array(trace.y)
     if trace.fill == "tonexty":
-        low = np.asarray(before.y, float)
+        low = _array(before.y)
         pattern = trace.fillpattern
         return axes.fill_between(x, low, y, facecolor=pattern.bgcolor, edgecolor=pattern.fgcolor, hatch="...",
                                  linewidth=0, zorder=0.5, alpha=0.6)  # fmt: skip
@@ -165,10 +168,20 @@ def _draw(axes: Axes, trace: Any, before: Any) -> Any:
     return axes.plot(x, y, **style)[0]
 
 
+def _array(values: Any) -> np.ndarray:
+    """Numbers of a trace, None as NaN; a figure that went through JSON holds them as base64."""
+    if isinstance(values, dict):
+        shape = [int(size) for size in str(values.get("shape", "-1")).split(",")]
+        return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).reshape(shape).astype(float)
+    return np.array(
+        [np.nan if v is None else v for v in values] if not isinstance(values, np.ndarray) else values, float
+    )
+
+
 def _bar(canvas: Figure, axes: Axes, handle: Any, trace: Any, base: Any, width: int) -> None:
     """The colour bar beside a panel, with the real values."""
     place = axes.get_position()
-    bar = canvas.add_axes((place.x1 + 22 / width, place.y0, 10 / width, place.height * 0.93))
+    bar = canvas.add_axes((place.x1 + 22 / width, place.y0, 10 / width, place.height * 0.93), facecolor="none")
     drawn = canvas.colorbar(handle, cax=bar)
     drawn.set_ticks(list(trace.colorbar.tickvals), labels=list(trace.colorbar.ticktext))
     drawn.outline.set_visible(False)  # type: ignore[operator]

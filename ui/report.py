@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -12,14 +13,26 @@ from replayscope.inspector.errors import UsageError
 from replayscope.inspector.verdict import verdict
 from replayscope.traces import TraceReader
 from replayscope.traces.errors import TraceExistsError
-from replayscope.ui import page, story, tables
+from replayscope.ui import page, story, tables, tokens
 from replayscope.ui.cells import checked_points, classes
 from replayscope.ui.checked import CheckedReader, told
 from replayscope.ui.export import write_bytes
-from replayscope.ui.figures import cut_layer, logits_by_cut, position_layer, reach
+from replayscope.ui.figures import (
+    cut_layer,
+    healing,
+    logits_by_cut,
+    logits_by_token,
+    position_layer,
+    reach,
+    replay_length,
+)
+from replayscope.ui.flips import logit_rows
 from replayscope.ui.grid import BUG
-from replayscope.ui.series import Series, series
-from replayscope.ui.theme import escape
+from replayscope.ui.series import Series, run_of, series
+from replayscope.ui.states import NotRecorded
+from replayscope.ui.theme import count, escape
+
+MOST_FLIPS, MOST_TABLES = 40, 3
 
 
 def report(
@@ -70,6 +83,7 @@ def _section(trace: TraceReader, drawn: list[go.Figure], named: bool) -> str:
         *cards[:1],
         _card("Arms", "the worst over the cuts of each arm; errors are relative L2 of a row", tables.arms(trace)),
         *cards[1:],
+        *_tokens(trace),
         _card("Where runs go wrong first", "planted faults are broken on purpose", tables.faults(said)),
         _card("Noise floor", "what runs that are equal on paper differ by, relative L2 of a row", tables.floors(trace)),
         _card("Provenance", "what is needed to run it again", tables.provenance(trace)),
@@ -83,8 +97,32 @@ def _card(title: str, sentence: str, body: str) -> str:
     return f'<div class="rs-card"><h2>{escape(title)}</h2><p>{escape(sentence)}</p>{body}</div>'
 
 
+def _tokens(trace: TraceReader) -> list[str]:
+    """The text in the colours of the logits, the flips, and the most likely tokens at the first of them."""
+    if "full" not in trace.references() or "logits" not in trace.points("full"):
+        return []
+    try:
+        info = run_of(trace)
+        rows = logit_rows(trace, info)
+    except NotRecorded:
+        return []
+    after = [flip for flip in rows.flips if info.cut is None or flip.position >= info.cut]
+    cards = [
+        _card("The text, token by token", tokens.strip_words(trace, info.index), tokens.token_strip(trace, info.index)),
+        _card("Top-1 flips in the suffix", f"at most {MOST_FLIPS} of them; a flip within the noise is no finding",
+              tables.flips(trace, after[:MOST_FLIPS])),
+    ]  # fmt: skip
+    for flip in after[:MOST_TABLES]:
+        with suppress(NotRecorded):
+            words = f"Most likely tokens after position {count(flip.position)}"
+            body = tokens.top_k_table(trace, flip.position, info.index)
+            cards.append(_card(words, f"{info.arm} beside the full prefill", body))
+    return cards
+
+
 def figures(trace: TraceReader) -> list[go.Figure]:
-    """What a report shows: the window, one cut, the suffix, the reach, the logits, and every arm with a bug."""
+    """What a report shows: the window, one cut, the suffix, the reach, the healing, the replay lengths, the logits, and
+    every arm with a bug; of these what the trace has the parts for."""
     found = series(trace.runs)
     main = next((one for one in found if ":" not in one.arm), None)
     points = trace.points("full") if "full" in trace.references() else []
@@ -95,8 +133,11 @@ def figures(trace: TraceReader) -> list[go.Figure]:
     if main and "hidden" in points:
         drawn.append(cut_layer(trace, "hidden", bucket="suffix", arm=main.label))
         drawn.append(reach(trace, arm=main.label))
-    if "logits" in points:
-        drawn.append(logits_by_cut(trace))
+    for point, draw in (("hidden", healing), ("window_kv", replay_length), ("logits", logits_by_cut),
+                        ("logits", logits_by_token)):  # fmt: skip
+        if main and point in points:
+            with suppress(NotRecorded):
+                drawn.append(draw(trace))
     return drawn + [
         cut_layer(trace, point, bucket="all", arm=one.label, reference="oracle") for one, point in _wrong(trace)
     ]

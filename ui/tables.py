@@ -9,9 +9,11 @@ import numpy as np
 
 from replayscope.inspector import verdict
 from replayscope.traces import TraceReader
+from replayscope.ui.flips import Flip
 from replayscope.ui.series import series
 from replayscope.ui.story import state_points
 from replayscope.ui.theme import count, escape, number
+from replayscope.ui.tokens import shown
 from replayscope.ui.words import POINT_WORDS
 
 
@@ -99,6 +101,19 @@ def floors(trace: TraceReader) -> str:
             _cell(float(limit.max()) if limit.size else None, "dim"),
         ])  # fmt: skip
     return html_table(("hook point", "noise floor", "median", "a bug lies above"), rows) if rows else ""
+
+
+def flips(trace: TraceReader, found: Sequence[Flip]) -> str:
+    """Rows whose most likely token changed: margin, and whether it lies within the noise; empty if there are none."""
+    rows = []
+    for flip in found:
+        inside = {None: ("unknown", "none"), True: ("within the noise", "dim"), False: ("beyond the noise", "flip")}
+        rows.append([
+            (count(flip.position), ""), (shown(trace, flip.position), "mono"), _cell(flip.margin, ""),
+            _cell(flip.noise, "dim"), inside[flip.inside],
+        ])  # fmt: skip
+    head = ("position", "after token", "margin, logits", "noise moves it by", "")
+    return html_table(head, rows) if rows else ""
 
 
 def provenance(trace: TraceReader) -> str:
