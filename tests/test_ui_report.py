@@ -9,7 +9,9 @@ from replayscope.inspector.errors import UsageError
 from replayscope.inspector.verdict import verdict
 from replayscope.traces import TraceError, TraceReader
 from replayscope.ui import story
+from replayscope.ui.flips import logit_rows
 from replayscope.ui.report import figures, render, report
+from replayscope.ui.series import run_of
 from tests.memory import memory
 from tests.synthetic import Plant, synthetic_trace
 
@@ -29,8 +31,18 @@ def test_everything_is_in_one_file(path, tmp_path):
     for words in ("Encoder replay changes the window KV", "Noise floor", "Arms", "Provenance", "oracle:encoder",
                   "weights sha256", "Where runs go wrong first", "t.h5 · synthetic · N 64 · W 8 · paper"):  # fmt: skip
         assert words in text, f"{words} is missing"
-    assert text.count('data-figure="') == len(figures(TraceReader(path))) == 5
+    assert text.count('data-figure="') == len(figures(TraceReader(path))) == 7
     assert report(path, tmp_path / "again.html").read_bytes() == out.read_bytes()
+
+
+def test_flips_and_their_tokens_stand_in_it(path):
+    text = render([TraceReader(path)])
+    rows = logit_rows(TraceReader(path), run_of(TraceReader(path)))
+    after = [flip for flip in rows.flips if flip.position >= rows.info.cut]
+    assert "The text, token by token" in text and f'<b class="cut">H {rows.info.cut}</b>' in text
+    assert text.count("beyond the noise</td>") + text.count("within the noise</td>") == len(after) > 0
+    stored = (rows.info.index, "logits") in TraceReader(path).states()
+    assert text.count('class="rs-topk"') == (min(3, len(after)) if stored else 0)
 
 
 def test_several_traces_share_one_library(path, tmp_path):
@@ -38,7 +50,7 @@ def test_several_traces_share_one_library(path, tmp_path):
     synthetic_trace(other, n_tokens=48, window=8, layers=3, cuts=(24,))
     text = render([TraceReader(path), TraceReader(other)])
     assert text.count('id="plotly"') == 1 and "other.h5 · synthetic" in text
-    assert sorted(re.findall(r'data-figure="(\d+)"', text), key=int) == [str(i) for i in range(10)]
+    assert sorted(re.findall(r'data-figure="(\d+)"', text), key=int) == [str(i) for i in range(14)]
 
 
 def test_nothing_is_lost(path, tmp_path):
