@@ -2,6 +2,6 @@
 
 import sys
 
-from replayscope.inspector.cli import main
+from replayscope.inspector.entry import main
 
 sys.exit(main())

@@ -291,6 +291,7 @@ def _run_options(options: Namespace) -> RunOptions:
         compression=options.compression,
         chat=options.chat,
         quantize=options.quantize,
+        store_dtype=options.store_dtype,
         resume=options.resume,
         **_common(options),
     )

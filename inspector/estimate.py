@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from replayscope.inspector.backend import Engine, Runnable
@@ -57,8 +58,18 @@ class Estimate:
             )
 
 
-def estimate(engine: Engine, ids: Tensor, line: Lineup, hooks: Iterable[str], keep_rows: frozenset[str]) -> Estimate:
-    """Time from a short prefill on this machine, bytes from the shapes of what is kept."""
+def estimate(
+    engine: Engine,
+    ids: Tensor,
+    line: Lineup,
+    hooks: Iterable[str],
+    keep_rows: frozenset[str],
+    smaller: torch.dtype | None = None,
+) -> Estimate:
+    """Time from a short prefill on this machine, bytes from the shapes of what is kept.
+
+    smaller: the dtype that raw states are cast to.
+    """
     model = engine.model
     c = model.config
     rows = sum(r.stop - r.start for r in line.plan.requests)
@@ -74,7 +85,7 @@ def estimate(engine: Engine, ids: Tensor, line: Lineup, hooks: Iterable[str], ke
     size += references * packed * sum(1 if point in SINGLE_POINTS else L for point in keep_rows) * _ROW_NUMBERS * 8
     size = int(size * _OVERHEAD)
     kept = sum(r.stop - r.start for r in line.runs)
-    size += sum(kept * _width(name, model) for name in hooks)
+    size += sum(kept * _width(name, model, smaller) for name in hooks)
     work = rows * _COMPARE_COST + oracle_rows * _ORACLE_COST
     if isinstance(model, StreamedModel):
         read, fixed, each = _streamed_seconds(model, ids)
@@ -115,9 +126,13 @@ def _streamed_seconds(model: StreamedModel, ids: Tensor) -> tuple[float, float, 
     return read, max(spent[0] - each * counts[0], 0.0), each
 
 
-def _width(name: str, model: Runnable) -> int:
+def _width(name: str, model: Runnable, smaller: torch.dtype | None) -> int:
     """Bytes per row of a hook point."""
     item, point = model.dtype.itemsize, name.rsplit(".", 1)[-1]
-    if point in ("topk", "router") or (point in ("logits", "mix") and item < 8):
+    if point in ("topk", "router"):
+        item = 4
+    elif smaller is not None:
+        item = smaller.itemsize
+    elif point in ("logits", "mix") and item < 8:
         item = 4
     return model.config.numbers(point) * item

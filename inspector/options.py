@@ -56,7 +56,8 @@ class RunOptions(Common):
     last tokens are decoded instead of prefilled. layers_only: run the first so many layers, None for all. stream: hold
     one layer's weights at a time. Of a Hugging Face model, chat: the prompt's text goes into its chat template, and
     quantize: `8bit` or `4bit` weights, None for its own.
-    compression: of raw states, `none` or `gzip`. resume: go on with the `.partial`.
+    compression: of raw states, `none` or `gzip`. store_dtype: cast
+    raw states to `bf16` or `fp16`, None to keep them as they are. resume: go on with the `.partial`.
     """
 
     model: str = "mini"
@@ -83,6 +84,7 @@ class RunOptions(Common):
     compression: str = "none"
     chat: bool = False
     quantize: str | None = None
+    store_dtype: str | None = None
     resume: bool = False
 
 

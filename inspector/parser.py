@@ -245,6 +245,11 @@ def _run_options(sub: Parser, arms: str) -> None:
         help="gzip makes raw states smaller, for mailing, and writing slower (default none)",
     )
     sub.add_argument(
+        "--store-dtype",
+        choices=("bf16", "fp16"),
+        help="store floating raw states in a smaller dtype; what overflows or becomes 0 is counted, said and kept",
+    )
+    sub.add_argument(
         "--resume",
         action="store_true",
         help="go on behind the last layer that the same command had kept beside T.h5.partial when it was stopped",

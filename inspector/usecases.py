@@ -34,7 +34,7 @@ from replayscope.traces.schema import Tokens
 from replayscope.traces.writer import KEEP_FREE, TraceWriter
 
 log = logging.getLogger(__name__)
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def record(options: RunOptions) -> Result:
@@ -102,7 +102,8 @@ def _write_trace(options: RunOptions) -> Path:
     for note in notes:
         log.info("%s", note)
     executor = loaded.engine or _our_executor(options, model)
-    expected = estimate.estimate(executor, ids, line, names, keep)
+    smaller = DTYPES[options.store_dtype] if options.store_dtype else None
+    expected = estimate.estimate(executor, ids, line, names, keep, smaller)
     log.info("%s", expected.text)
     expected.refuse_if_too_large(path, options.max_bytes)
     writer = TraceWriter(
@@ -121,7 +122,7 @@ def _write_trace(options: RunOptions) -> Path:
             out.header(config=model.config.to_dict(), provenance=about, tokens=loaded.tokens)
             out.runs(line.runs)
         began = time.perf_counter()
-        states = tables.StateSink(out, line, frozenset(names))
+        states = tables.StateSink(out, line, frozenset(names), tables.Downcast(smaller))
         with Capture(executor, names, states.captured, snapshots.states):
             fold, runs = run(
                 model,
@@ -138,6 +139,8 @@ def _write_trace(options: RunOptions) -> Path:
         # Only now is it known whether cached bytes changed.
         out.runs(runs)
         tables.write_fold(out, fold)
+    if smaller is not None:
+        log.log(logging.WARNING if states.downcast.lost else logging.INFO, "%s", states.downcast.text)
     snapshots.clear()
     return path
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from replayscope.inspector.errors import UsageError
 from replayscope.inspector.listing import TOPICS
 from replayscope.inspector.options import DemoOptions, Result, RunOptions
 
+ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("demo", "record", "sweep", "compare", "import", "show", "plot", "report", "ui", "list")
 
 
@@ -282,3 +284,34 @@ def test_control_characters_of_a_stranger_do_not_reach_the_terminal():
     from replayscope.inspector.cli import _printable
 
     assert _printable("a\x1b[31mb\tc\nd\x07é窗") == "a\\x1b[31mb\tc\nd\\x07é窗"
+
+
+LOADING = """
+import runpy, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "replayscope.inspector.parser":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["replayscope", "list", "hooks"]
+runpy.run_module(sys.argv0, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["replayscope.inspector", "replayscope.inspector.cli"])
+def test_interrupted_while_it_is_being_loaded(module):
+    """The twin is the command line without the entry that catches it."""
+    script = LOADING.replace("sys.argv0", repr(module))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    said = done.stderr.splitlines()
+    if module == "replayscope.inspector":
+        assert (done.returncode, done.stdout, said) == (130, "", ["replayscope: interrupted"])
+    else:
+        assert "Traceback (most recent call last):" in said
+
+
+def test_the_program_begins_at_its_entry():
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        assert tomllib.load(file)["project"]["scripts"] == {"replayscope": "replayscope.inspector.entry:main"}

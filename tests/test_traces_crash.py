@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 import textwrap
@@ -9,12 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from replayscope.traces import TraceError, TraceReader, TraceWriter, disk
 from tests import small
 
+ROOT = Path(__file__).resolve().parents[1]
 Change = tuple[str, int, bytes]
 
 
@@ -111,6 +114,42 @@ def test_without_the_journal_a_kill_loses_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(disk.Disk, "commit", plain)
     log, done = recorded(tmp_path / "t.h5")
     assert lost(log, done, tmp_path / "k.h5", torn=False)
+
+
+def opens(path: Path) -> int | None:
+    """Records that h5py alone finds in a file, by what the documentation says; None where it cannot be opened."""
+    try:
+        with h5py.File(path) as file:
+            found = int(file.attrs["records"])
+            for group in ("states", "divergence"):
+                if group in file:
+                    file[group].visititems(lambda name, item: item[()] if isinstance(item, h5py.Dataset) else None)
+            return found
+    except (OSError, RuntimeError, KeyError):
+        return None
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_what_the_documentation_says_repairs_a_partial_without_this_package(changes, tmp_path, torn):
+    """And the twin: h5py alone, without it, does not open some of them."""
+    log, done = changes
+    script = re.search(r"```python\n(import struct.*?)```", (ROOT / "docs/trace-format.md").read_text(), re.S)[1]
+    assert "replayscope" not in script
+    path, run, unread, bad = tmp_path / "k.h5", compile(script, "script", "exec"), 0, []
+    first = next(i for i in range(len(log)) if log[i][0] == "write" and log[i + 1][0] == "cut")
+    for moment in range(first + 2, len(log) + 1):
+        some = list(log[:moment])
+        if torn and some[-1][0] == "write":
+            some[-1] = ("write", some[-1][1], some[-1][2][: len(some[-1][2]) // 2])
+        killed_after(moment, some, path)
+        unread += opens(path) is None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["script", str(path)])
+            exec(run, {})
+        found = opens(path)
+        if found is None or found < sum(at < moment for at in done):
+            bad.append(moment)
+    assert bad == [] and unread > 0
 
 
 SCRIPT = """

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from replayscope.traces import TraceError, TraceFormatError, TraceReader, TraceVersionError, safe
-from replayscope.traces.schema import SCHEMA_VERSION
+from replayscope.traces.schema import SCHEMA_VERSION, stored_name
 from tests.synthetic import synthetic_trace
 
 HIDDEN = "divergence/full/hidden"
@@ -151,8 +151,19 @@ def test_a_chunk_larger_than_the_file_is_not_allocated(tmp_path):
 
 def test_a_compressed_bomb_is_not_unpacked(path):
     make = {"data": np.zeros(1 << 27, np.uint8), "compression": "gzip", "chunks": (1 << 20,)}
-    change(path, "config", lambda at, name: at.create_dataset(name, **make))
-    refused(lambda: TraceReader(path).config, f"claims {1 << 27} bytes but the file holds")
+    (run, name), *_ = TraceReader(path).states()
+    place = f"states/{run:04d}/{stored_name(name)}"
+    tag = {"logical_dtype": np.bytes_("uint8")}
+    change(path, place, lambda at, name: at.create_dataset(name, **make).attrs.update(tag))
+    refused(lambda: TraceReader(path).state(run, name), f"claims {1 << 27} bytes but the file holds")
+
+
+def test_only_what_is_read_one_at_a_time_may_be_compressed(path):
+    """A thousand parts, each just below the bound, would be a bomb together."""
+    make = {"data": np.zeros(1 << 12, np.uint8), "compression": "gzip"}
+    change(path, f"{HIDDEN}/diff2", lambda at, name: at.create_dataset(name, **make))
+    refused(lambda: TraceReader(path).table("full", "hidden"), "is compressed, which only raw states may be")
+    assert any("only raw states" in fault for fault in TraceReader(path).verify())
 
 
 def test_a_filter_that_traces_do_not_use_is_refused(path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from replayscope.traces.schema import RunInfo, Table, Tokens
+from replayscope.traces.schema import Cast, RunInfo, Table, Tokens
 from replayscope.traces.writer import TraceWriter
 
 PENDING = 64 << 20  # bytes that may wait: a few layers of states
@@ -79,9 +79,17 @@ class QueuedWriter:
         size = sum(values.nbytes for values in arrays.values())
         self._put(lambda: self.writer.rows(reference, point, offsets, position, arrays), size)
 
-    def state(self, run: int, name: str, positions: np.ndarray, array: np.ndarray, logical_dtype: str) -> None:
+    def state(
+        self,
+        run: int,
+        name: str,
+        positions: np.ndarray,
+        array: np.ndarray,
+        logical_dtype: str,
+        cast: Cast | None = None,
+    ) -> None:
         """As TraceWriter.state."""
-        self._put(lambda: self.writer.state(run, name, positions, array, logical_dtype), array.nbytes)
+        self._put(lambda: self.writer.state(run, name, positions, array, logical_dtype, cast), array.nbytes)
 
     def text(self, name: str, text: str) -> None:
         """As TraceWriter.text."""

@@ -14,9 +14,11 @@ from replayscope.traces.dtypes import decode, storage_dtype
 from replayscope.traces.errors import TraceError, TraceFormatError
 from replayscope.traces.schema import (
     KINDS,
+    LOST,
     PER_THRESHOLD,
     POINTS,
     THRESHOLDS,
+    Cast,
     RowTable,
     RunInfo,
     State,
@@ -129,7 +131,7 @@ class TraceReader:
             if data.dtype != storage_dtype(logical) or positions.shape != data.shape[:1]:
                 raise TraceFormatError(f"{self.path}: {data.name} does not fit its dtype tag or its positions")
             bits = data[rows]
-            return State(positions[rows], decode(bits, logical), logical, bits)
+            return State(positions[rows], decode(bits, logical), logical, bits, _cast(data))
 
     def _stored(self, file: h5py.File, run: int, name: str) -> h5py.Group:
         """The states of a run, among which is the one named."""
@@ -196,6 +198,15 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return info.st_mtime_ns, info.st_size
+
+
+def _cast(data: h5py.Dataset) -> Cast | None:
+    source, *lost = (safe.attribute(data, name) for name in ("model_dtype", *LOST))
+    if source is None:
+        return None
+    if not isinstance(source, str) or not all(isinstance(n, int) and n >= 0 for n in lost):
+        raise TraceFormatError(f"{data.file.filename}: {data.name} does not say right what its cast lost")
+    return Cast(source, *(int(n or 0) for n in lost))
 
 
 def _place(point: str) -> tuple[int, str]:

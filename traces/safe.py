@@ -152,6 +152,8 @@ def unsafe(data: h5py.Dataset, file_size: int) -> str | None:
             return "is stored with a filter that traces do not use"
     stored = min(data.id.get_storage_size(), file_size)
     packed = any(plist.get_filter(i)[0] == h5py.h5z.FILTER_DEFLATE for i in range(plist.get_nfilters()))
+    if packed and not str(data.name).startswith("/states/"):
+        return "is compressed, which only raw states may be: they are read one at a time"
     claimed = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
     if bomb(claimed, stored) if packed and stored else claimed > stored:
         return f"claims {claimed} bytes but the file holds {stored}"

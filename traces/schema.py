@@ -53,6 +53,8 @@ SINGLE_POINTS = ("embed", "final", "logits")
 KINDS = ("state", "discrete", "logits")
 
 REGIONS = ("all", "window", "suffix", "last", "exact")
+# Attributes of a state that was cast: see Cast.
+LOST = ("overflowed", "underflowed", "nan")
 PER_THRESHOLD = ("first_at", "last_at")
 
 
@@ -176,20 +178,36 @@ class Tokens:
     texts: list[str]
 
 
+@dataclass(frozen=True)
+class Cast:
+    """What was lost when stored numbers were cast to a smaller dtype on request.
+
+    source: the dtype that the model held. overflowed: finite numbers that became infinite. underflowed: numbers other
+    than 0 that became 0. nan: how many are NaN, before and after.
+    """
+
+    source: str
+    overflowed: int
+    underflowed: int
+    nan: int
+
+
 @dataclass
 class State:
     """Stored values of one hook point in one run.
 
     positions: [row] absolute, tokens (for global KV and index keys the entry's number).
     values: [row, …] numbers; bf16 and fp8 as float32, which holds each of them exactly.
-    logical_dtype: the dtype the model held, such as 'bfloat16'.
+    logical_dtype: the dtype the model held, such as 'bfloat16', or that which was asked for to store it in.
     bits: [row, …] as stored, an unsigned view where numpy lacks the dtype.
+    cast: what that lost, of the whole state; None where it is stored as the model held it.
     """
 
     positions: np.ndarray
     values: np.ndarray
     logical_dtype: str
     bits: np.ndarray
+    cast: Cast | None = None
 
 
 def relative_l2(

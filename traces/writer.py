@@ -21,9 +21,11 @@ from replayscope.traces.safe import bomb
 from replayscope.traces.schema import (
     FORMAT,
     KINDS,
+    LOST,
     PER_THRESHOLD,
     SCHEMA_VERSION,
     THRESHOLDS,
+    Cast,
     RunInfo,
     Table,
     Tokens,
@@ -87,8 +89,10 @@ class TraceWriter:
             if self.resume:
                 self._disk = Disk(self.partial, keep=True)
                 with self._commit() as file:
-                    self._records = int(file.attrs["records"])
-                    self._n_runs = len(json.loads(file["runs"][()].tobytes()))
+                    runs = file["runs"]
+                    assert isinstance(runs, h5py.Dataset)
+                    self._records = int(np.asarray(file.attrs["records"]))
+                    self._n_runs = len(json.loads(runs[()].tobytes()))
                     file.visit(self._kept.add)
                 return self
             self.partial.unlink(missing_ok=True)
@@ -189,11 +193,19 @@ class TraceWriter:
             for name, values in arrays.items():
                 _put(group, check_name(name), values, chunk=(1, max(1, _CHUNK_BYTES // values.itemsize)))
 
-    def state(self, run: int, name: str, positions: np.ndarray, array: np.ndarray, logical_dtype: str) -> None:
+    def state(
+        self,
+        run: int,
+        name: str,
+        positions: np.ndarray,
+        array: np.ndarray,
+        logical_dtype: str,
+        cast: Cast | None = None,
+    ) -> None:
         """Raw values of one hook point, such as 'layers.5.window_kv', in one run.
 
         positions: [row] absolute. array: [row, …], in the storage dtype of `logical_dtype` (uint16 bits for bfloat16,
-        uint8 bits for fp8). Raises ValueError on another shape or dtype.
+        uint8 bits for fp8). cast: what casting to it lost. Raises ValueError on another shape or dtype.
         """
         want = storage_dtype(logical_dtype)
         positions = np.asarray(positions, np.int64)
@@ -214,6 +226,10 @@ class TraceWriter:
             data = _put(group, stored, array, chunk=(rows, *array.shape[1:]), compression=self._compression)
             _put_attribute(data, "logical_dtype", logical_dtype)
             _put_attribute(data, "encoding", "bitview" if logical_dtype in BITVIEWS else "native")
+            if cast is not None:
+                _put_attribute(data, "model_dtype", cast.source)
+                for lost in LOST:
+                    _put_attribute(data, lost, getattr(cast, lost))
             _put(group, stored + ".positions", positions)
 
     def text(self, name: str, text: str) -> None:
