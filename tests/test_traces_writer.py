@@ -22,6 +22,7 @@ from replayscope.traces import (
     TraceWriter,
 )
 from replayscope.traces.schema import bucket_names
+from tests import small
 
 RUN = RunInfo(index=0, arm="full", semantics="paper", cut=None, replay=None, start=0, stop=4, prompt_end=4, window=8)
 TOKENS = Tokens(np.arange(4), ["a", "b", "c", "d"])
@@ -248,3 +249,34 @@ def test_one_row_of_one_layer_is_read_cheaply(tmp_path):
     row = trace.state(0, "layers.3.window_kv", slice(4095, 4096))
     assert time.perf_counter() - start < 0.2
     assert row.positions.tolist() == [4095] and (row.bits == bits[-1:]).all()
+
+
+def test_a_writer_goes_on_with_what_another_left(tmp_path):
+    """States are kept as they are, tables are told again, and a record that is new may not be told twice."""
+    path, hidden = tmp_path / "t.h5", small.tables()["hidden"]
+    with pytest.raises(KeyboardInterrupt), TraceWriter(path) as out:
+        out.header(config=small.CONFIG, provenance=small.PROVENANCE, tokens=small.TOKENS)
+        out.runs(small.RUNS)
+        out.state(1, "final", small.POSITIONS, *small.STATES["final"])
+        less = {name: values * 0 for name, values in hidden.arrays.items()}
+        out.table("full", "hidden", Table("state", hidden.buckets, less, hidden.attrs))
+        raise KeyboardInterrupt
+    out = TraceWriter(path)
+    out.resume = True
+    with out:
+        with pytest.raises(ValueError, match="runs replace 2"):
+            out.runs(small.RUNS[:1])
+        out.runs(small.RUNS)
+        for point, table in small.tables().items():
+            out.table("full", point, table)
+        with pytest.raises(TraceError, match="twice"):
+            out.table("full", "hidden", hidden)
+        out.rows("full", "hidden", small.OFFSETS, small.POSITIONS, small.rows())
+        for name, (array, logical) in small.STATES.items():
+            out.state(1, name, small.POSITIONS, array * 0 if name == "final" else array, logical)
+        out.text("greedy", small.TEXT)
+    trace = TraceReader(path)
+    assert trace.verify() == [] and trace.records == 13
+    small.check_table(trace.table("full", "hidden"), hidden)
+    for name in small.STATES:
+        small.check_state(trace.state(1, name), name)

@@ -49,8 +49,8 @@ class TraceWriter:
     keeps the unfinished file at `partial` and adds a note that says so; the file at `path` is touched only by the
     final rename. max_bytes: largest file; keep_free: bytes that the disk keeps free. The record that would break one
     of them raises TraceError and leaves no trace. compression: of raw states, for mailing. With ``resume`` set before
-    it is entered it goes on with the `.partial` of a writer that was stopped, which has its header and its runs; what
-    is in it already is not written again.
+    it is entered it goes on with the `.partial` of a writer that was stopped, which has its header and its runs; states
+    that are in it already are not written again.
 
     Raises TraceExistsError if `path` exists and `force` is false, TraceLockedError if another process holds it or
     is recording to it, TraceError if its folder is missing or a write fails.
@@ -159,10 +159,8 @@ class TraceWriter:
     def table(self, reference: str, point: str, table: Table) -> None:
         """Divergence of every run from `reference` at one hook point."""
         self._check_table(point, table)
-        if f"divergence/{reference}/{point}" in self._kept:
-            return
         with self._record() as file:
-            group = file.require_group(f"divergence/{check_name(reference)}").create_group(check_name(point))
+            group = self._new(file, f"divergence/{check_name(reference)}", check_name(point))
             _put_attribute(group, "kind", table.kind)
             for name, value in table.attrs.items():
                 _put_attribute(group, check_name(name), value)
@@ -184,10 +182,8 @@ class TraceWriter:
         for name, values in arrays.items():
             if values.ndim != 2 or values.shape[1] != len(position):
                 raise ValueError(f"rows of {point}: {name} is {values.shape}, want [layer, {len(position)}]")
-        if f"rows/{reference}/{point}" in self._kept:
-            return
         with self._record() as file:
-            group = file.require_group(f"rows/{check_name(reference)}").create_group(check_name(point))
+            group = self._new(file, f"rows/{check_name(reference)}", check_name(point))
             _put(group, "offsets", offsets)
             _put(group, "position", position)
             for name, values in arrays.items():
@@ -236,6 +232,14 @@ class TraceWriter:
         """A named text, such as a greedy continuation."""
         with self._record() as file:
             _put(file.require_group("texts"), check_name(name), _utf8(text))
+
+    def _new(self, file: h5py.File, where: str, name: str) -> h5py.Group:
+        """A new group; a run that was taken up tells again what the stopped one had told of fewer layers."""
+        group = file.require_group(where)
+        if f"{where}/{name}" in self._kept:
+            self._kept.remove(f"{where}/{name}")
+            del group[name]
+        return group.create_group(name)
 
     def _check_table(self, point: str, table: Table) -> None:
         if table.kind not in KINDS:
