@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from replayscope.inspector.capture import Captured, is_entry_point
+from replayscope.inspector.downcast import Downcast
 from replayscope.inspector.fold import Fold
 from replayscope.inspector.runner import Lineup
 from replayscope.model.reference import Frame
 from replayscope.traces.queued import QueuedWriter
-from replayscope.traces.schema import Cast
 from replayscope.traces.writer import TraceWriter
 
 _BITS = {torch.bfloat16: torch.uint16} | dict.fromkeys(
@@ -34,7 +34,7 @@ class StateSink:
     out: TraceWriter | QueuedWriter
     line: Lineup
     names: frozenset[str]
-    downcast: "Downcast" = field(default_factory=lambda: Downcast())
+    downcast: Downcast = field(default_factory=Downcast)
 
     def captured(self, request: int, name: str, kept: Captured) -> None:
         """Rows of a request, under its first run; the foreign request has none."""
@@ -51,47 +51,6 @@ class StateSink:
                 first = 0 if is_entry_point(name) else info.start
                 values, cast = self.downcast.take(tensor[0, first:].detach().to("cpu", copy=True))
                 self.out.state(run, name, np.arange(first, first + len(values)), *stored(values), cast)
-
-
-@dataclass
-class Downcast:
-    """Casts floats on their way to the file to ``dtype`` (None: to nothing), and counts what that loses of them all."""
-
-    dtype: torch.dtype | None = None
-    numbers: int = 0
-    overflowed: int = 0
-    underflowed: int = 0
-    nan: int = 0
-
-    def take(self, values: Tensor) -> tuple[Tensor, Cast | None]:
-        """The numbers to store, and what was lost of them; integers and what is smaller already stay as they are."""
-        small = values.dtype.itemsize < 2
-        if self.dtype is None or not values.is_floating_point() or small or values.dtype == self.dtype:
-            return values, None
-        out = values.to(self.dtype)
-        cast = Cast(
-            source=str(values.dtype).removeprefix("torch."),
-            overflowed=int((out.isinf() & values.isfinite()).sum()),
-            underflowed=int(((out == 0) & (values != 0)).sum()),
-            nan=int(out.isnan().sum()),
-        )
-        self.numbers += out.numel()
-        self.overflowed += cast.overflowed
-        self.underflowed += cast.underflowed
-        self.nan += cast.nan
-        return out, cast
-
-    @property
-    def lost(self) -> int:
-        return self.overflowed + self.underflowed + self.nan
-
-    @property
-    def text(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
-        return (
-            f"states stored as {name}: of {self.numbers:,} numbers {self.overflowed:,} overflowed to infinity, "
-            f"{self.underflowed:,} became 0, {self.nan:,} are NaN"
-        )
 
 
 def stored(values: Tensor) -> tuple[np.ndarray, str]:

@@ -14,6 +14,7 @@ from replayscope.inspector import estimate, provenance, specs, tables
 from replayscope.inspector.arms_text import arms_text
 from replayscope.inspector.backend import Engine, Runnable
 from replayscope.inspector.capture import Capture, points_of
+from replayscope.inspector.downcast import Downcast
 from replayscope.inspector.engines import granularity
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
@@ -122,7 +123,7 @@ def _write_trace(options: RunOptions) -> Path:
             out.header(config=model.config.to_dict(), provenance=about, tokens=loaded.tokens)
             out.runs(line.runs)
         began = time.perf_counter()
-        states = tables.StateSink(out, line, frozenset(names), tables.Downcast(smaller))
+        states = tables.StateSink(out, line, frozenset(names), Downcast(smaller))
         with Capture(executor, names, states.captured, snapshots.states):
             fold, runs = run(
                 model,

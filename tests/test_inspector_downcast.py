@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from replayscope.inspector.cli import main
-from replayscope.inspector.tables import Downcast
+from replayscope.inspector.downcast import Downcast
 from replayscope.traces import TraceError, TraceReader
 from replayscope.traces.schema import Cast
 
