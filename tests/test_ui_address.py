@@ -8,13 +8,13 @@ import time
 import pytest
 
 from replayscope.inspector.errors import UsageError
-from replayscope.ui import app
+from replayscope.ui import port as listen
 
 
 def refused(host: str, port: int | None = None) -> str:
     began = time.monotonic()
     with pytest.raises(UsageError) as error:
-        app._port(host, port)
+        listen.free_port(host, port)
     assert time.monotonic() - began < 5 and "\n" not in str(error.value)
     return str(error.value)
 
@@ -53,18 +53,18 @@ def test_a_port_that_is_taken_is_named_and_the_search_goes_past_it(monkeypatch):
         port = taken.getsockname()[1]
         said = refused("127.0.0.1", port)
         assert f"port {port} is taken" in said and "address" not in said
-        monkeypatch.setattr(app, "FIRST_PORT", port)
-        monkeypatch.setattr(app, "LAST_PORT", port)
+        monkeypatch.setattr(listen, "FIRST_PORT", port)
+        monkeypatch.setattr(listen, "LAST_PORT", port)
         assert "no free port" in refused("127.0.0.1")
-        monkeypatch.setattr(app, "LAST_PORT", port + 20)
-        assert port < app._port("127.0.0.1", None) <= port + 20
+        monkeypatch.setattr(listen, "LAST_PORT", port + 20)
+        assert port < listen.free_port("127.0.0.1", None) <= port + 20
 
 
 def test_a_port_that_is_not_allowed_is_said(monkeypatch):
-    monkeypatch.setattr(app, "_refusal", lambda *_: errno.EACCES)
+    monkeypatch.setattr(listen, "_refusal", lambda *_: errno.EACCES)
     assert "port 80 may not be opened" in refused("127.0.0.1", 80)
 
 
 @pytest.mark.skipif(not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"), reason="needs IPv6")
 def test_an_address_of_the_sixth_version():
-    assert app._port("::1", None) >= app.FIRST_PORT
+    assert listen.free_port("::1", None) >= listen.FIRST_PORT

@@ -4,6 +4,7 @@ import copy
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from replayscope.inspector.errors import UsageError
 from replayscope.traces import TraceError
 from replayscope.ui import library as module
-from replayscope.ui import view
+from replayscope.ui import maps, view
 from replayscope.ui.library import Library
 from replayscope.ui.view import Choice
 from tests.synthetic import synthetic_trace
@@ -90,7 +91,7 @@ def test_what_was_drawn_is_kept_until_the_file_changes(root, monkeypatch):
     monkeypatch.setattr(module, "_CACHED", 25)
     for i in range(20):
         library.cached("a.h5", i, make)
-    assert len(library._drawn) <= 3 and library._size == sum(map(len, library._drawn.values()))
+    assert len(library._made) <= 3 and library._size == sum(map(len, library._made.values()))
 
 
 def test_a_trace_that_goes_away_is_said(root):
@@ -104,7 +105,7 @@ def test_a_trace_that_goes_away_is_said(root):
 def test_many_threads_get_the_same_map(root):
     library, found = Library(root), []
     choice = view.menus(library.open("a.h5"), Choice("a.h5")).choice
-    threads = [threading.Thread(target=lambda: found.append(view.cut_map(library, choice))) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: found.append(maps.cut_map(library, choice))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -117,8 +118,50 @@ def test_menus_mend_what_the_trace_does_not_have(root):
     shown = view.menus(trace, Choice("a.h5"))
     assert (shown.choice.arm, shown.choice.point, shown.choice.metric) == ("encoder", "window_kv", "rel_l2")
     assert shown.cuts == [4, 24, 40] and shown.choice.cut in (24, 40), "it opens behind the first window"
-    odd = view.menus(trace, Choice("a.h5", "no such arm", "truth", "logits", "nowhere", "rel_l2", 39))
+    odd = view.menus(
+        trace, Choice("a.h5", "no such arm", "truth", "logits", "nowhere", "rel_l2", 39, 99, 999, 0, "", "?")
+    )
     assert odd.choice.arm == "encoder" and odd.choice.reference == "full" and odd.choice.region == "window"
     assert odd.choice.point == "logits" and odd.choice.metric in [m for _, m in odd.metrics]
     assert odd.choice.cut == 40, "the nearest cut"
+    assert odd.choice.layer == 0 and odd.choice.position == 47, "logits have one layer, the text 48 tokens"
+    assert odd.choice.other_arm in [arm for arm, _ in odd.other_arms] and odd.choice.other_arm != odd.choice.arm
     copy.deepcopy(shown)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice("a b/ü&.h5", "encoder, replay 2", "oracle", "hidden", "suffix", "cosine", 0, 3, 17, 1, "b.h5", "hit"),
+        Choice("a.h5"),
+    ],
+)
+def test_an_address_holds_the_whole_view(choice):
+    assert view.from_address(view.address("cut", choice)) == ("cut", choice)
+
+
+@pytest.mark.parametrize("query", ["", "?", "?cut=-3&layer=x&position=1e9", "?cut=99999999999999999999", "?x=1&&&=%ff"])
+def test_an_address_that_says_nothing_useful_leaves_the_choice_open(query):
+    assert view.from_address(query) == ("", Choice(""))
+
+
+def test_an_address_is_cut_short():
+    assert len(view.from_address("?trace=" + "a" * 5000)[1].trace) == 300
+
+
+def test_what_many_ask_for_at_once_is_made_once(root):
+    library, made, gate = Library(root), [], threading.Barrier(4)
+
+    def ask():
+        gate.wait()
+        library.cached("a.h5", "slow", lambda trace: (time.sleep(0.1), made.append(trace.path), "x")[2])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    with pytest.raises(ZeroDivisionError):
+        library.cached("a.h5", "fails", lambda trace: 1 / 0)
+    assert library.cached("a.h5", "fails", lambda trace: "now") == "now", "a failure is not kept"

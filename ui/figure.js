@@ -4,13 +4,16 @@ window.replayscope = (() => {
   const WORDS = new Set(['text', 'hovertext', 'customdata', 'ticktext', 'hovertemplate', 'x', 'y', 'z', 'name', 'meta']);
   const CONFIG = {
     responsive: true, displaylogo: false,
-    modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d', 'toggleSpikelines'],
+    modeBarButtonsToRemove: [
+      // Nothing is uploaded anywhere.
+      'sendChartToCloud', 'select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d', 'toggleSpikelines'],
   };
   const held = new Map(); // plot element -> the figure it shows, in light colours
   let printing = false;
 
   const isDark = () => !printing && document.body.classList.contains('dark');
   const partner = (colour) => (RS_DARK[colour.slice(0, 7)] || colour.slice(0, 7)) + colour.slice(7);
+  const partnerNow = (colour) => (isDark() ? partner(colour) : colour);
   function recolour(node, key) {
     if (WORDS.has(key)) return node;
     if (Array.isArray(node)) return node.map((v) => recolour(v, key));
@@ -21,10 +24,38 @@ window.replayscope = (() => {
   }
 
   const metaOf = (entry) => (entry && entry.figure.layout.meta) || {};
-  // Column of the marked cut: the last one that starts at or before it, as wide columns hold several; -1 without a mark.
-  function columnOf(entry) {
-    if (entry.at === undefined) return -1;
-    return (metaOf(entry).columns || []).filter((start) => start <= entry.at).length - 1;
+  const columnsOf = (entry) => metaOf(entry).columns || [];
+  // Maps and lines over cuts count columns on x; other curves have positions there.
+  function counts(entry) {
+    const range = (entry.figure.layout.xaxis || {}).range || [];
+    return range[0] === -0.5 && range[1] === Math.max(columnsOf(entry).length, 1) - 0.5;
+  }
+  // Curves have a point for each of `columns`, at an x that may be its logarithm.
+  const curvesOf = (entry) => entry.figure.data.filter((trace) => (trace.x || []).length === columnsOf(entry).length);
+  function placeOf(entry, at) {
+    const [curve] = curvesOf(entry);
+    return curve && columnsOf(entry).includes(at) ? curve.x[columnsOf(entry).indexOf(at)] : undefined;
+  }
+  const isMap = (entry) => entry.figure.data.some((trace) => trace.type === 'heatmap');
+
+  // The outline of what is chosen: { at, row }, a column by its cut or position, and the row of a layer.
+  function marks(entry) {
+    const { at, row } = entry.chosen || {};
+    if (at === undefined || at === null || at < 0) return [];
+    const line = { color: partnerNow(RS_ACCENT), width: 2 };
+    const shape = (x0, x1, y0, y1, yref, strong) => ({
+      type: 'rect', xref: 'x', yref, x0, x1, y0, y1, layer: 'above', line: { ...line, width: strong ? 2.5 : 1.25 },
+    });
+    if (!counts(entry)) {
+      const x = placeOf(entry, at);
+      return x === undefined ? [] : [shape(x, x, 0, 1, 'paper', false)];
+    }
+    // Wide columns hold several: the last one that starts at or before.
+    const column = columnsOf(entry).filter((start) => start <= at).length - 1;
+    if (column < 0) return [];
+    const found = [shape(column - 0.5, column + 0.5, 0, 1, 'paper', false)];
+    if (isMap(entry) && row >= 0) found.push(shape(column - 0.5, column + 0.5, row - 0.5, row + 0.5, 'y', true));
+    return found;
   }
 
   function paint(plot) {
@@ -43,17 +74,13 @@ window.replayscope = (() => {
     layout.height = entry.height;
     layout.autosize = true;
     layout.width = undefined;
-    const width = plot.clientWidth / Math.max((metaOf(entry).columns || []).length, 1);
+    const width = plot.clientWidth / Math.max(columnsOf(entry).length, 1);
     for (const trace of figure.data) if (trace.xgap && width < 14) trace.xgap = trace.ygap = 0;
-    const column = columnOf(entry);
-    if (column >= 0) {
-      layout.shapes = (layout.shapes || []).concat({
-        type: 'rect', xref: 'x', yref: 'paper', x0: column - 0.5, x1: column + 0.5, y0: 0, y1: 1,
-        line: { color: RS_ACCENT, width: 2 }, layer: 'above',
-      });
-    }
     entry.root.querySelector('.rs-key').replaceChildren(...((layout.meta || {}).key || []).map(keyItem));
     const shown = isDark() ? recolour(figure) : figure;
+    entry.shapes = shown.layout.shapes || [];
+    shown.layout.shapes = entry.shapes.concat(marks(entry));
+    entry.width = plot.clientWidth;
     return Plotly.react(plot, shown.data, shown.layout, CONFIG);
   }
 
@@ -63,7 +90,7 @@ window.replayscope = (() => {
     const item = document.createElement('span');
     const swatch = document.createElement('i');
     swatch.className = colour ? 'line' : name.replace(/\W+/g, '-');
-    if (colour) swatch.style.borderTop = `2px ${dash || 'solid'} ${isDark() ? partner(colour) : colour}`;
+    if (colour) swatch.style.borderTop = `2px ${dash || 'solid'} ${partnerNow(colour)}`;
     item.append(swatch, name);
     return item;
   }
@@ -80,42 +107,53 @@ window.replayscope = (() => {
     plot.setAttribute('aria-label', meta.title || '');
     const trimmed = ((parsed.layout.margin || {}).t || 84) - 26 + 40;
     const before = held.get(plot);
-    held.set(plot, { root, figure: parsed, height: (parsed.layout.height || 420) - trimmed, at: before && before.at });
+    const height = (parsed.layout.height || 420) - trimmed;
+    held.set(plot, { root, figure: parsed, height, chosen: before && before.chosen });
     const drawn = paint(plot);
     if (!before && drawn) {
+      widths.observe(plot);
       drawn.then(() => plot.on('plotly_click', (event) => {
         const point = event.points[0];
-        const columns = metaOf(held.get(plot)).columns || [];
+        const entry = held.get(plot);
+        const at = columnsOf(entry)[counts(entry) ? point.x : point.pointIndex];
+        if (at === undefined) return;
         plot.dispatchEvent(new CustomEvent('rs-select', {
-          bubbles: true, detail: { column: columns[point.x], row: point.y },
+          bubbles: true, detail: isMap(entry) ? { at, row: point.y } : { at },
         }));
       }));
     }
     return drawn;
   }
+  // A figure on a tab that was hidden, or in a window that changed, is drawn for its new width.
+  const widths = new ResizeObserver((changes) => {
+    for (const { target } of changes) {
+      const entry = held.get(target);
+      if (entry && target.clientWidth && Math.abs(entry.width - target.clientWidth) > 1) paint(target);
+    }
+  });
 
   // Takes a figure away with its words: nothing of it may stand under another trace's name.
   function clear(root) {
     const plot = root.querySelector('.rs-plot');
-    if (held.delete(plot)) Plotly.purge(plot);
+    if (held.delete(plot)) { widths.unobserve(plot); Plotly.purge(plot); }
     plot.removeAttribute('aria-label');
     for (const part of root.querySelectorAll('h2, p, .rs-key')) part.replaceChildren();
   }
 
-  // Outlines the column of a cut.
-  function mark(plot, cut) {
+  // Outlines what is chosen, without drawing the figure again.
+  function mark(plot, chosen) {
     const entry = held.get(plot);
-    if (!entry || cut === undefined || cut === null) return;
-    const before = columnOf(entry);
-    entry.at = cut;
-    if (columnOf(entry) !== before) paint(plot);
+    const same = entry && entry.chosen && entry.chosen.at === chosen.at && entry.chosen.row === chosen.row;
+    if (!entry || same) return undefined;
+    entry.chosen = chosen;
+    return Plotly.relayout(plot, { shapes: entry.shapes.concat(marks(entry)) });
   }
-  // The same by the number of the column, where no columns were merged.
+  // The same by the number of the column, where no columns were merged; the row stays.
   function markColumn(plot, column) {
-    const meta = metaOf(held.get(plot));
-    if (!meta.pooled) mark(plot, (meta.columns || [])[column]);
+    const entry = held.get(plot);
+    if (!entry || metaOf(entry).pooled) return;
+    mark(plot, { at: columnsOf(entry)[column], row: (entry.chosen || {}).row });
   }
-  const meta = (plot) => metaOf(held.get(plot));
 
   const repaint = () => Promise.all([...held.keys()].map((plot) => {
     if (!plot.isConnected) { held.delete(plot); return undefined; }
@@ -140,5 +178,5 @@ window.replayscope = (() => {
   window.addEventListener('beforeprint', () => { printing = true; document.body.classList.add('rs-print'); repaint(); });
   window.addEventListener('afterprint', () => { printing = false; document.body.classList.remove('rs-print'); repaint(); });
 
-  return { show, clear, mark, markColumn, meta, setMode, repaint, isDark };
+  return { show, clear, mark, markColumn, setMode, repaint, isDark };
 })();

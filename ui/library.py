@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from replayscope.inspector.errors import UsageError
 from replayscope.traces import TraceReader
@@ -20,7 +20,8 @@ from replayscope.ui.checked import CheckedReader
 T = TypeVar("T")
 MOST_LISTED = 500
 _READERS = 8
-_CACHED = 64 << 20  # characters of drawn figures
+_CACHED = 64 << 20  # characters of drawn figures; what is no text counts as _OBJECT
+_OBJECT = 1 << 20
 
 
 class Library:
@@ -30,7 +31,8 @@ class Library:
         self.root = Path(root).resolve()
         self._lock = threading.Lock()
         self._readers: OrderedDict[tuple[str, int, int], TraceReader] = OrderedDict()
-        self._drawn: OrderedDict[Hashable, str] = OrderedDict()
+        self._made: OrderedDict[Hashable, Any] = OrderedDict()
+        self._making: dict[Hashable, threading.Lock] = {}
         self._size = 0
 
     def names(self) -> list[str]:
@@ -63,22 +65,33 @@ class Library:
                 self._readers.popitem(last=False)
         return reader
 
-    def cached(self, name: str, what: Hashable, make: Callable[[TraceReader], str]) -> str:
-        """Text made from a trace, kept as long as the file is the same and there is room."""
+    def version(self, name: str) -> tuple:
+        """Changes when the file of a trace does."""
+        return self._stamp(self._path(name))
+
+    def cached(self, name: str, what: Hashable, make: Callable[[TraceReader], T]) -> T:
+        """What is made from a trace: text, or numbers that nobody changes. Kept as long as the file is the same and
+        there is room; made once, however many ask for it at the same time."""
         reader = self.open(name)
         key = (self._stamp(reader.path), what)
         with self._lock:
-            if key in self._drawn:
-                self._drawn.move_to_end(key)
-                return self._drawn[key]
-        text = make(reader)
-        with self._lock:
-            if key not in self._drawn:
-                self._drawn[key] = text
-                self._size += len(text)
-            while self._size > _CACHED and len(self._drawn) > 1:
-                self._size -= len(self._drawn.popitem(last=False)[1])
-        return text
+            gate = self._making.setdefault(key, threading.Lock())
+        try:
+            with gate:
+                with self._lock:
+                    if key in self._made:
+                        self._made.move_to_end(key)
+                        return self._made[key]
+                value = make(reader)
+                with self._lock:
+                    self._made[key] = value
+                    self._size += _size(value)
+                    while self._size > _CACHED and len(self._made) > 1:
+                        self._size -= _size(self._made.popitem(last=False)[1])
+                return value
+        finally:
+            with self._lock:
+                self._making.pop(key, None)
 
     def public(self, error: Exception, name: str) -> str:
         """An error as the browser may read it: one line that names the trace, folders of this machine cut out."""
@@ -108,3 +121,7 @@ class Library:
         except OSError:
             raise UsageError(f"{path.name} is not there any more; choose another trace") from None
         return str(path), info.st_mtime_ns, info.st_size
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, str) else _OBJECT

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 
 from gradio.themes import Base
 from gradio.themes.utils.fonts import Font
 
+from replayscope.ui.controls import MENUS, SLIDERS
 from replayscope.ui.page import script, stylesheet
+from replayscope.ui.parts import Tab
 from replayscope.ui.theme import FONT, MONO
+
+HERE = Path(__file__).parent
 
 
 def theme() -> Base:
@@ -72,10 +77,20 @@ class _Stack(Font):
         return self.name
 
 
-def head(plotly_url: str) -> str:
+def head(plotly_url: str, tabs: Sequence[Tab]) -> str:
     """What the page loads before anything is drawn, all of it from this server.
 
     The style stands here and not in Gradio's `css`, which rewrites selectors and so loses those of the body.
     """
-    style = stylesheet() + "\n" + (Path(__file__).parent / "app.css").read_text()
-    return f'<style>\n{style}\n</style>\n<script src="{plotly_url}"></script>\n<script>\n{script()}\n</script>'
+    style = "\n".join((stylesheet(), (HERE / "app.css").read_text(), *map(_only, tabs)))
+    code = script() + "\n" + (HERE / "shell.js").read_text()
+    return f'<style>\n{style}\n</style>\n<script src="{plotly_url}"></script>\n<script>\n{code}\n</script>'
+
+
+def _only(tab: Tab) -> str:
+    """CSS that hides the other tabs, and the controls that this one does not follow, while it is open."""
+    unused = [name for name in (*MENUS, *SLIDERS) if name not in tab.controls]
+    hidden = [f".rs-tab:not(#rs-tab-{tab.name})", *(f".rs-for-{name}" for name in unused)]
+    hidden += [f".rs-{row}" for row, names in (("controls", MENUS), ("sliders", SLIDERS)) if {*names} <= {*unused}]
+    here = f'body[data-tab="{tab.name}"]'
+    return ", ".join(f"{here} {one}" for one in hidden) + " { display: none !important; }"
