@@ -69,3 +69,20 @@ FAMILIES = {
     "qwen-3": Family("Qwen3Config", "QK norm", {"head_dim": 8, "layer_types": _MIXED, "use_sliding_window": True}),
     "starcoder-2": Family("Starcoder2Config", "window layers only", {"num_hidden_layers": 4}),
 }  # fmt: skip
+
+# A public checkpoint of each, for those who have the room; none was run here.
+CHECKPOINTS = {
+    "gpt-oss": "openai/gpt-oss-20b",
+    "gemma-2": "google/gemma-2-2b",
+    "gemma-3": "google/gemma-3-1b-it",
+    "gemma-4": "google/gemma-4-e2b-it",
+    "mistral": "mistralai/Mistral-7B-v0.1",
+    "ministral": "mistralai/Ministral-8B-Instruct-2410",
+    "olmo-3": "allenai/Olmo-3-7B-Instruct",
+    "cohere-2": "CohereLabs/c4ai-command-r7b-12-2024",
+    "exaone-4": "LGAI-EXAONE/EXAONE-4.0-32B",
+    "phi-3": "microsoft/Phi-3-mini-4k-instruct",
+    "mimo-v2-flash": "XiaomiMiMo/MiMo-V2-Flash",
+    "step-3.7": "stepfun-ai/Step-3.7-Flash",
+    "starcoder-2": "bigcode/starcoder2-3b",
+}

@@ -4,6 +4,8 @@ All runs are in fp64, where the models' inner casts to fp32 are widened; so what
 the same thing is rounding in fp64, and the verdict's own bound (1e-12, or ten floors) is far below the 1e-9 asked for.
 """
 
+import importlib.util
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from replayscope.inspector.capture import Capture
 from replayscope.inspector.hf_executor import HFExecutor
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.semantics import Shape, request
-from replayscope.model.hf_families import FAMILIES, TRIED_WITH
+from replayscope.model.hf_families import CHECKPOINTS, FAMILIES, TRIED_WITH
 from replayscope.model.hf_wide import widened
 from replayscope.traces.reader import TraceReader
 from tests import hf
@@ -107,3 +109,17 @@ def test_blocks_and_batches_change_nothing_but_rounding(family):
 def test_the_table_says_which_version_was_tried(root):
     pinned = dict(line.split("==") for line in (root / "constraints.txt").read_text().splitlines() if "==" in line)
     assert pinned["transformers"] == TRIED_WITH
+
+
+def test_the_page_of_models_is_what_its_command_writes(root):
+    """The facts of the configs and the commands; what was measured is not measured again."""
+    spec = importlib.util.spec_from_file_location("hf_models", root / "benchmarks" / "hf_models.py")
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    page = (root / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = [writer.config_row(name, tried) for name, tried in FAMILIES.items()]
+    assert writer.table(writer.CONFIG_HEAD, rows) in page
+    assert all(writer.command(name) in page for name in CHECKPOINTS.values()) and TRIED_WITH in page
+    measured = [line.split(" | ") for line in page.split("## Tiny random models")[1].splitlines() if "e-1" in line]
+    assert [row[0].removeprefix("| ") for row in measured] == list(FAMILIES)
+    assert all(float(cell) < ROUNDING for row in measured for cell in row[1:4])
