@@ -134,8 +134,9 @@ def _(device, dtype):
 def _(device, dtype):
     p = Packed(5, 3, 24, 4, 3, device, dtype)
     want = p.attend("triton")
+    p.q, p.kv, p.glob = (t.to(device, dtype) for t in (p.q, p.kv, p.glob))
     p.q = p.q.transpose(0, 1).contiguous().transpose(0, 1)
-    wide = torch.full((2 * len(p.kv), 2 * 24), math.nan)
+    wide = torch.full((2 * len(p.kv), 2 * 24), math.nan, device=device, dtype=dtype)
     wide[::2, ::2] = p.kv
     p.kv, p.glob = wide[::2, ::2], p.glob.T.contiguous().T
     p.entries.picks.set_(p.entries.picks.T.contiguous().T)

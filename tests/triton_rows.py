@@ -13,10 +13,11 @@ from tests.triton_table import case, same_sums
 def _states(rows: int, width: int, device, dtype) -> tuple[Tensor, Tensor]:
     """Two states in the middle of NaN, with everything that is awkward in the first rows."""
     g = torch.Generator().manual_seed(width)
-    a, r = (torch.full((rows, width + 9), math.nan) for _ in range(2))
+    a, r = (torch.full((rows, width + 9), math.nan, device=device, dtype=dtype) for _ in range(2))
     a, r = a[:, 4 : 4 + width], r[:, 4 : 4 + width]
-    a.copy_(torch.randn(rows, width, generator=g))
-    r.copy_(torch.where(torch.arange(rows)[:, None] % 2 == 0, a + 1e-3 * torch.randn(rows, width, generator=g), -a))
+    x, noise = torch.randn(rows, width, generator=g), 1e-3 * torch.randn(rows, width, generator=g)
+    a.copy_(x)
+    r.copy_(torch.where(torch.arange(rows)[:, None] % 2 == 0, x + noise, -x))
     a[1], r[1] = 0.0, 0.0
     a[2] = r[2]
     if width > 4:
@@ -24,7 +25,7 @@ def _states(rows: int, width: int, device, dtype) -> tuple[Tensor, Tensor]:
         a[3, 2], r[3, 3], a[3, 4] = math.nan, -math.inf, -math.inf
         a[4, 1], r[4, 1], a[4, 3], r[4, 3] = 100.0, 0.0, -100.0, 0.0
         a[0, -1] += 3
-    return a.to(device, dtype), r.to(device, dtype)
+    return a, r
 
 
 def _width(width: int) -> None:
@@ -94,7 +95,7 @@ def _(device, dtype):
 
 @case("pairs of rows are read where they lie")
 def _(device, dtype):
-    a, r = (x.to(device, dtype) for x in _states(6, 40, device, dtype))
+    a, r = _states(6, 40, device, dtype)
     pairs = torch.tensor([5, 0, 3, 3], device=device), torch.tensor([0, 0, 3, 1], device=device)
     want = row_sums(a[pairs[0]], r[pairs[1]])
     same_sums(row_sums(a, r, impl="triton", pairs=pairs), want)
