@@ -1,7 +1,6 @@
 """The use cases of `judge` that run something: what a matrix would cost, and the matrix itself, on a model."""
 
 import logging
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from replayscope.inspector.executor import Executor
 from replayscope.inspector.judge_contract import Contract
 from replayscope.inspector.judge_costs import cost_lines
 from replayscope.inspector.judge_matrix import Group
-from replayscope.inspector.judge_results import Store, read
+from replayscope.inspector.judge_results import Store, header_of, read
 from replayscope.inspector.judge_run import Text, group_lines
-from replayscope.inspector.judge_verdict import Judgement, judge
+from replayscope.inspector.judge_verdict import judge
 from replayscope.inspector.options import Result
 from replayscope.inspector.usecases import DTYPES
 from replayscope.model import presets, tokenizer
@@ -105,28 +104,7 @@ def run(asked: JudgeRun) -> Result:
                 spent = time.perf_counter() - began
                 log.info("%d/%d prompts, %s, %.0f s left", ran, left, group.label, spent / ran * (left - ran))
         store.seal()
-    return result(judge(read(asked.out), asked.contract), asked.source, asked.model, asked.out)
-
-
-def result(judged: Judgement, contract: str, model: str, out: Path) -> Result:
-    """A judgement as a command's result."""
-    data = judge_text.data(judged, contract, model) | {"results": str(out)}
-    return Result(f"{judge_text.text(judged, contract, model)}\n{out}", data, 0 if judged.ok else 1)
-
-
-def header_of(contract: Contract, model: str, cells: str) -> dict:
-    """What results say of how they were made. 'made' is not compared when a run is taken up again."""
-    return {
-        "contract": {
-            "name": contract.name,
-            "sha256": contract.sha256,
-            "frozen": dict(contract.frozen) if contract.frozen else None,
-            "text": contract.text,
-        },
-        "model": model,
-        "cells": cells,
-        "made": {"on": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "platform": platform.platform()},
-    }
+    return judge_text.result(judge(read(asked.out), asked.contract), asked.source, asked.model, asked.out)
 
 
 def text_of() -> tuple[matrix.Encode, str, matrix.Decode]:

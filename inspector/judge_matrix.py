@@ -93,6 +93,30 @@ def groups(contract: Contract, cells: str = "*") -> list[Group]:
     return out
 
 
+def engine_groups(contract: Contract, cells: str, semantics: str) -> list[Group]:
+    """The groups as a running engine can be asked: one arm, ``engine``, at each cut that needs no window's length, one
+    request at a time, without later turns."""
+    out: dict[Group, dict[Run, None]] = {}
+    for group in groups(contract):
+        cuts = [run.cut for run in group.runs if run.cut is not None and parse_cut(run.cut)[0] != "window"]
+        asked = replace(group, concurrency=1, runs=())
+        runs = [Run("engine", semantics, cut) for cut in cuts if cut != "start"]
+        wanted = dict.fromkeys(run for run in runs if named(asked, run, cells))
+        if wanted and group.output != "turns":
+            out.setdefault(asked, {}).update(wanted)
+    if not out:
+        raise UsageError(f"no cell that an engine can be asked is called {cells!r}")
+    return [replace(group, runs=tuple(runs)) for group, runs in out.items()]
+
+
+def character_cut(run: Run, sample: Sample) -> int:
+    """The cut in characters, for an engine whose tokens are not known; an offset moves it by as many."""
+    name, offset = parse_cut(run.cut or "task")
+    last = len(sample.prompt) - 1
+    at = {"start": 0, "middle": len(sample.prompt) // 2, "task": sample.cut, "end": last}[name]
+    return min(at + offset, last)
+
+
 def named(group: Group, run: Run, glob: str) -> bool:
     """Whether a glob names a cell."""
     return fnmatchcase(group.cell(run), glob)

@@ -5,12 +5,17 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from replayscope.inspector import specs
+from replayscope.inspector.engines import ENGINES
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.listing import models
 from replayscope.inspector.names import choose
 from replayscope.inspector.options import Result
+
+if TYPE_CHECKING:
+    from replayscope.inspector.judge_contract import Contract
 
 ACTIONS = {
     "plan": "show the cells of a contract, and what they would cost",
@@ -136,14 +141,33 @@ def _verdict(options: Namespace) -> Result:
         began = results.header["contract"]
         source, contract = began["name"], judge_contract.parse(began["text"], f"the contract in {path.name}")
     judged = judge_verdict.judge(results, contract, bool(options.unfrozen))
-    model = results.header["model"]
-    text = judge_text.text(judged, source, model, options.worst or 10)
-    data = judge_text.data(judged, source, model) | {"results": str(path)}
-    return Result(text, data, 0 if judged.ok else 1)
+    return judge_text.result(judged, source, results.header["model"], path, options.worst or 10)
 
 
-def _endpoint(options: Namespace, contract: object, source: str) -> Result:
-    raise UsageError("not here")
+def _endpoint(options: Namespace, contract: "Contract", source: str) -> Result:
+    from replayscope.inspector import judge_endpoint, judge_results, judge_text, judge_verdict
+
+    for name in ("engine_model", "engine_semantics"):
+        if getattr(options, name) is None:
+            raise UsageError(f"--endpoint needs --{name.replace('_', '-')}")
+    out = _results(options.out)
+    judge_endpoint.run(
+        judge_endpoint.EngineRun(
+            contract,
+            options.endpoint,
+            options.engine_model,
+            choose("semantics", options.engine_semantics, list(ENGINES)),
+            out,
+            cells=options.cells or "*",
+            requests=options.max_requests or 1000,
+            seconds=float(options.max_seconds or 1800),
+            salt=bool(options.salt),
+            block=options.cache_block or 1,
+            force=bool(options.force),
+        )
+    )
+    judged = judge_verdict.judge(judge_results.read(out), contract)
+    return judge_text.result(judged, source, options.engine_model, out)
 
 
 def _fits(options: Namespace, action: str) -> None:

@@ -7,6 +7,8 @@ seal holds the number of lines before it and their SHA-256: a file with one is c
 import hashlib
 import json
 import os
+import platform
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.judge_contract import Contract
 
 KIND, SCHEMA = "replayscope judge results", 1
 # More than any matrix writes: a foreign file must not fill the memory.
@@ -69,6 +72,21 @@ def _lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
         if not right:
             raise UsageError(f"{path.name} was changed after it was sealed; run the matrix again")
     return header, [line for line in parsed[1:] if line["kind"] != "end"], bool(ends)
+
+
+def header_of(contract: Contract, model: str, cells: str) -> dict:
+    """What results say of how they were made. 'made' is not compared when a run is taken up again."""
+    return {
+        "contract": {
+            "name": contract.name,
+            "sha256": contract.sha256,
+            "frozen": dict(contract.frozen) if contract.frozen else None,
+            "text": contract.text,
+        },
+        "model": model,
+        "cells": cells,
+        "made": {"on": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "platform": platform.platform()},
+    }
 
 
 class Store:

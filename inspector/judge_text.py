@@ -3,14 +3,22 @@
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from replayscope.inspector.judge_stats import Interval
 from replayscope.inspector.judge_verdict import FAIL, OPEN, PASS, ROLL_BACK, Cell, Checked, Judgement
+from replayscope.inspector.options import Result
 
 DIMENSIONS = ("arm", "task", "cut", "length", "suffix", "output", "concurrency", "semantics")
+
+
+def result(judged: Judgement, contract: str, model: str, results: Path, worst: int = 10) -> Result:
+    """A judgement as a command's result: exit code 0 is an accepted contract."""
+    found = data(judged, contract, model) | {"results": str(results)}
+    return Result(f"{text(judged, contract, model, worst)}\n{results}", found, 0 if judged.ok else 1)
 
 
 def dimension_rows(judged: Judgement, dimension: str) -> list[dict[str, Any]]:

@@ -56,7 +56,8 @@ class Costs:
         right: dict[str, list[bool]] = {}
         for prompt in results.prompts:
             for run in prompt["runs"]:
-                right.setdefault(run["run"].split("/")[0], []).append(run["exact"])
+                if not run.get("void"):
+                    right.setdefault(run["run"].split("/")[0], []).append(run["exact"])
         self.success = {arm: float(np.mean(exact)) for arm, exact in right.items()}
 
     def ratios(self, metric: str, arm: str) -> list[float]:
@@ -83,9 +84,9 @@ class Costs:
             first = np.array([one["ttft"] for one in some])
             row = {
                 "prompts": float(len(some)),
-                **{key: float(np.mean([one[key] for one in some])) for key in _COUNTS},
-                "prefill_per_s": float(np.sum([one["replayed"] + one["fresh"] for one in some]) / first.sum()),
-                "decode_per_s": float(1 / np.mean([one["per_token"] for one in some])),
+                **{key: float(np.mean([one.get(key, math.nan) for one in some])) for key in _COUNTS},
+                "prefill_per_s": float(np.sum([one.get("replayed", 0) + one["fresh"] for one in some]) / first.sum()),
+                "decode_per_s": float(1 / max(np.mean([one["per_token"] for one in some]), 1e-9)),
             }
             row |= {f"ttft_p{q}": float(np.quantile(first, q / 100, method="higher")) for q in (50, 95, 99)}
             if arm != "full":

@@ -14,7 +14,7 @@ import numpy as np
 from replayscope.inspector.engines import ENGINES
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.judge_contract import COSTS, STATES, Contract, Limit, support
-from replayscope.inspector.judge_matrix import CONTROL, Run, groups, neighbours
+from replayscope.inspector.judge_matrix import CONTROL, Run, engine_groups, groups, neighbours
 from replayscope.inspector.judge_results import Results
 from replayscope.inspector.judge_stats import Drop, Interval, bootstrap, compare, holm, pairs_needed
 from replayscope.inspector.judge_values import Costs, values_of
@@ -186,7 +186,7 @@ def _draft(contract: Contract, at: tuple[str, str], pairs: Pairs, found: Mapping
     reference = np.array([full["exact"] for full, _ in valid], bool)
     arm = np.array([run["exact"] for _, run in valid], bool)
     beside = [found.get((at[0], n.label), []) for n in neighbours(Run(name.arm, name.semantics, name.cut))]
-    values = values_of(valid, [pairs for pairs in beside if pairs])
+    values = values_of(valid, [some for pairs in beside if (some := [p for p in pairs if not p[1].get("void")])])
 
     def interval(metric: str, statistic: str) -> Interval:
         return bootstrap(values.get(metric, []), statistic, e.confidence, e.resamples, e.seed)
@@ -204,7 +204,7 @@ def _draft(contract: Contract, at: tuple[str, str], pairs: Pairs, found: Mapping
         "success": float(reference.mean()) if len(reference) else math.nan,
         "checks": tuple(checks),
         "faults": tuple(_faults(pairs)),
-        "void": len(pairs) - len(valid),
+        "void": [run["void"] for _, run in pairs if run.get("void")],
         "kl": interval("kl", "mean"),
         "new": [full["seed"] for full, run in valid if full["exact"] and not run["exact"]],
     }
@@ -253,13 +253,13 @@ def _settled(draft: dict, adjusted: float, contract: Contract) -> Cell:
     needed = pairs_needed(budget, e.confidence, round((drop.worse + drop.better) / drop.n, 2) if drop.n else 0.0)
     said: list[tuple[str, str]] = [(FAIL, fault) for fault in draft["faults"]]
     if draft["void"]:
-        said.append((OPEN, f"{draft['void']} prompts are void"))
+        said.append((OPEN, f"{len(draft['void'])} prompts are void: {draft['void'][0]}"))
     counts = f"{drop.worse} prompts got worse and {drop.better} better of {drop.n}"
     if critical and drop.worse:
         said.append((FAIL, f"critical task: {drop.worse} new failures, seed {', '.join(map(str, draft['new'][:5]))}"))
     if drop.low > budget:
         said.append((FAIL, f"success drops by {drop.drop:.1%} [{drop.low:.1%}, {drop.high:.1%}], over {budget:.1%}"))
-    elif blind:
+    elif blind and drop.n:
         said.append((OPEN if critical else PASS, f"blind: full itself succeeds in {draft['success']:.0%}"))
     elif drop.high > budget:
         said.append((OPEN, f"{counts}: a drop of {drop.high:.1%} is possible; about {needed} prompts are needed"))
@@ -304,10 +304,12 @@ def _whole(
     reasons += [f"{check.where}: {check.text}" for check in costs if check.state != PASS]
     alone = [name for name in contract.semantics if ENGINES[name].needs_encoder]
     states = set(arms.values())
-    missing = _missing(cells, contract)
+    missing = _missing(cells, contract, results)
+    unseen = _unseen(cells, costs, contract)
+    reasons += [f"nothing was measured for the limit {limit.text}" for limit in unseen]
     if missing or not results.complete:
         reasons.append(f"{len(missing)} cells of the contract did not run" if missing else "the runs did not finish")
-    open_ = bool(bad or served.unknown or not results.complete or missing or not arms)
+    open_ = bool(bad or served.unknown or not results.complete or missing or unseen or not arms)
     if FAIL not in states and (open_ or OPEN in states):
         return (DECODER_ONLY if _decoder(arms, alone) and not open_ else LACKING), reasons
     if FAIL not in states:
@@ -319,10 +321,17 @@ def _whole(
     return REFUSE, reasons
 
 
-def _missing(cells: Sequence[Cell], contract: Contract) -> list[str]:
+def _missing(cells: Sequence[Cell], contract: Contract, results: Results) -> list[str]:
     """Cells that the contract asks for and the results lack."""
-    have = {cell.name for cell in cells}
-    return [name for group in groups(contract) for run in group.runs if (name := group.cell(run)) not in have]
+    have, engine = {cell.name for cell in cells}, results.header.get("endpoint")
+    asked = engine_groups(contract, "*", engine["semantics"]) if engine else groups(contract)
+    return [name for group in asked for run in group.runs if (name := group.cell(run)) not in have]
+
+
+def _unseen(cells: Sequence[Cell], costs: Sequence[Checked], contract: Contract) -> list[Limit]:
+    """Limits that no number was held against: states of an engine, or a layer that the model does not have."""
+    seen = {check.limit for cell in cells for check in cell.checks} | {check.limit for check in costs}
+    return [limit for limit in contract.limits if limit not in seen]
 
 
 def _decoder(arms: Mapping[str, str], alone: Sequence[str]) -> bool:
