@@ -298,6 +298,6 @@ def test_an_exported_figure_shows_the_planted_numbers(watched, root, tmp_path):
     said = json.loads(numbers.read_text())
     first = next(row for row in said["rows"] if row[0] == 40 and row[1] == 3)
     text = page.evaluate("document.querySelector('.rs-plot').data[0].text[3][4]")
-    assert f"<b>{first[2]:.3g}</b>" in text and "must be exact" not in text
+    assert f"<br>{first[2]:.3g}, n " in text and "must be exact" not in text
     titles = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map((b) => b.dataset.title)")
     assert titles and not [title for title in titles if re.search("share|cloud|edit", title, re.IGNORECASE)]

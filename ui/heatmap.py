@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -79,13 +80,13 @@ def _cells(figure: go.Figure, chart: MapChart) -> None:
         "x0": 0, "dx": 1, "y0": 0, "dy": 1, "xgap": gap, "ygap": gap, "hoverongaps": False,
         "hovertemplate": "%{text}<extra></extra>",
     }  # fmt: skip
-    text = _hover(chart)
+    hover = _hover(chart)
     shown = ~np.isin(grid.kind, (ABSENT, IDENTICAL, BUG)) & ~np.isnan(grid.value)
     low, high = scale.ends
     places, texts = scale.ticks()
     figure.add_heatmap(
         z=np.where(shown, scale.place(grid.value), np.nan).astype(np.float32),
-        text=np.where(shown, text, "").tolist(),
+        text=np.where(shown, hover, ""),
         name="magnitude", zmin=low, zmax=high, colorscale=scale.colours,
         colorbar={
             "title": {"text": escape(scale.label), "side": "top", "font": {"size": 12, "color": LIGHT.dim}},
@@ -103,7 +104,7 @@ def _cells(figure: go.Figure, chart: MapChart) -> None:
     for name, mask, colour in flat:
         if mask.any():
             figure.add_heatmap(
-                z=np.where(mask, 1.0, np.nan).astype(np.float32), text=np.where(mask, text, "").tolist(),
+                z=np.where(mask, 1.0, np.nan).astype(np.float32), text=np.where(mask, hover, ""),
                 name=name, zmin=0, zmax=1, colorscale=[[0, colour], [1, colour]], showscale=False, **base,
             )  # fmt: skip
             if name in ("identical", "bug"):
@@ -151,32 +152,29 @@ def _ticks(chart: MapChart) -> list[tuple[float, str]]:
 
 
 def _hover(chart: MapChart) -> np.ndarray:
-    """Hover text of every cell [row, column]: where it is, value, n, floor and class."""
+    """Hover text of every cell [row, column]: where it is, value, n, floor and class. Few tags: it is most of a figure."""
     grid, unit = chart.grid, f" {chart.scale.unit}" if chart.scale.unit else ""
     heads = [
         f"{chart.column} {count(a)}" if b - a <= 1 or (chart.column == "H" and not grid.pooled > 1)
         else f"{chart.column} {count(a)} … {count(b - 1)}"
         for a, b in zip(grid.start, grid.stop, strict=True)
     ]  # fmt: skip
+    floors = {v: "unknown" if math.isnan(v) else number(v) for v in set(grid.floor.ravel().tolist())}
     text = np.empty(grid.shape, dtype=object)
     for r, row in enumerate(grid.rows):
-        for c, head in enumerate(heads):
-            kind = str(grid.kind[r, c])
-            where = f"<b>{head}</b> · {chart.row} {escape(row)}<br>"
+        where = f", {chart.row} {escape(row)}<br>"
+        values, floor, n, exact = (side[r].tolist() for side in (grid.value, grid.floor, grid.n, grid.exact))
+        for c, kind in enumerate(grid.kind[r].tolist()):
+            head = heads[c] + where
             if kind == ABSENT:
-                text[r, c] = where + CLASS_WORDS[ABSENT]
+                text[r, c] = head + CLASS_WORDS[ABSENT]
                 continue
-            value = grid.value[r, c]
-            shown = "undefined" if np.isnan(value) else number(value, 3) + unit
+            shown = "undefined" if math.isnan(values[c]) else number(values[c], 3) + unit
             if kind == VALUE:
-                text[r, c] = f"{where}<b>{shown}</b>"
+                text[r, c] = head + shown
                 continue
-            floor = grid.floor[r, c]
-            text[r, c] = (
-                f"{where}{chart.scale.label} <b>{shown}</b><br>{count(grid.n[r, c])} rows"
-                f" · floor {'unknown' if np.isnan(floor) else number(floor)}<br>"
-                f"{CLASS_WORDS.get(kind, kind)}{' · must be exact' if grid.exact[r, c] else ''}"
-            )
+            said = (CLASS_WORDS.get(kind) or kind) + (", must be exact" if exact[c] else "")
+            text[r, c] = f"{head}{shown}, n {n[c]:,}, floor {floors.get(floor[c], 'unknown')}<br>{said}"
     return text
 
 
