@@ -28,10 +28,9 @@ def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
     ]
     lines.insert(1, "  ".join("─" * w for w in widths))
     lines.append("")
-    mixed = any(v is None for row in rows for v in row.window) and any(v is not None for r in rows for v in r.window)
     lines.append(
         "window KV by layer, from layer 0: relative L2 in [H-W, H), the worst cut; 0 identical, ~ inside the floor"
-        + (", · no window" if mixed else "")
+        + (", · a global layer" if "global" in trace.config.get("replayscope", {}).get("layers", ()) else "")
     )
     smooth = smooth_shares(trace)
     data = {
