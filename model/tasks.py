@@ -164,7 +164,8 @@ TASKS = {
     "tools": Task("the next call of a plan, given the last result", 1e-2 / len(NOUNS), _tools),
 }
 HARDEST = 3
-"""The largest level: steps of a chain, calls of a plan, and how many settings and records there may be."""
+"""The largest level that is trained: steps of a chain, calls of a plan, and how many settings and records there are."""
+USUAL = 2
 
 
 def make(
@@ -175,7 +176,7 @@ def make(
     suffix: str = "none",
     filler: str = "",
     gap: int | None = None,
-    level: int = HARDEST,
+    level: int = USUAL,
 ) -> Sample:
     """A prompt of ``length`` characters (the answer not included) with the task's key facts at the cut.
 
@@ -258,15 +259,16 @@ class Piece:
 
 
 def pieces(
-    rng: random.Random, length: int, level: int, names: list[str], again: dict[str, int]
+    rng: random.Random, length: int, levels: dict[str, int], names: list[str], again: dict[str, int]
 ) -> list[tuple[int, Piece]]:
     """The tasks ``names`` scattered over a text that they make ``length`` characters long, as (place, piece).
 
     Places are those in the text before anything is inserted, in order. Distances between the last fact and the question
     are log-uniform: near ones teach the task, far ones make it global. ``again``: how often a task comes, one after
-    another, for those of which a new one makes the old one void. The facts of a chain lie near each other.
+    another, for those of which a new one makes the old one void. ``levels``: how hard each may get. The facts of a
+    chain lie near each other.
     """
-    built = [(n, [TASKS[n].build(rng, rng.randint(1, level)) for _ in range(again.get(n, 1))]) for n in names]
+    built = [(n, [TASKS[n].build(rng, rng.randint(1, levels[n])) for _ in range(again.get(n, 1))]) for n in names]
     size = sum(len(m.ask + m.answer + m.end) + sum(len(f.text) for f in m.facts) for _, all_ in built for m in all_)
     text = max(8, length - size)
     placed: list[tuple[int, Piece]] = []

@@ -46,7 +46,11 @@ class Stage:
 FEW = {"passkey": 4, "hops": 2, "chain": 2, "mode": 2}
 ALL = FEW | {"extract": 1, "edit": 1, "tools": 1}
 HARD = {"passkey": 1, "hops": 3, "chain": 4, "mode": 2, "extract": 2, "edit": 2, "tools": 2}
-LONG = Lesson(1024, 3, HARD, {"chain": 5, "mode": 3, "hops": 3, "extract": 2, "edit": 2, "tools": 2})
+NAMES = {"passkey": 1, "hops": 4, "chain": 3, "mode": 1, "extract": 2, "edit": 3, "tools": 3}
+EASIER = {"chain": 2, "hops": 1, "extract": 2, "edit": 1, "tools": 1}
+LONG = Lesson(
+    1024, 2, NAMES, {"chain": 4, "mode": 2, "hops": 4, "extract": 2, "edit": 2, "tools": 2}, {"edit": 1, "mode": 3}
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ class Recipe:
         Stage(Lesson(128, 2, ALL), 0.22),
         Stage(Lesson(256, 3, ALL, {"chain": 2, "mode": 2}), 0.31),
         Stage(Lesson(256, 3, HARD, {"chain": 3, "mode": 2, "hops": 2}), 0.45),
-        Stage(Lesson(512, 3, HARD, {"chain": 4, "mode": 2, "hops": 2}), 0.62),
+        Stage(Lesson(512, 3, HARD, {"chain": 4, "mode": 2, "hops": 2}), 0.51),
+        Stage(Lesson(256, 3, NAMES, {"chain": 2, "hops": 3}, EASIER), 0.58),
+        Stage(Lesson(512, 3, NAMES, {"chain": 3, "hops": 4, "edit": 2, "tools": 2}, EASIER), 0.7),
         Stage(LONG, 1.0),
     )
     solved: float = 0.9
@@ -73,7 +79,7 @@ class Recipe:
     matrix_lr: float = 0.02
     other_lr: float = 4e-3
     warmup: float = 0.01
-    decay_from: float = 0.55
+    decay_from: float = 0.65
     betas: tuple[float, float] = (0.9, 0.97)
     clip: float = 1.0
     balance_rate: float = 0.01
@@ -96,7 +102,7 @@ class Recipe:
 
 # What turns `mini` into `mini-replay`: a short second training at a fifth of the rate, most steps with a replay.
 FINE_TUNE = Recipe(
-    tokens=1_600_000,
+    tokens=1_000_000,
     stages=(Stage(LONG, 1.0),),
     distil_from=0.0,
     sparse_from=0.0,

@@ -54,6 +54,7 @@ def load_corpus(folder: Path = CORPUS) -> Corpus:
 class Lesson:
     """What the sequences of a stage hold: tasks up to ``level``, drawn as ``often`` says, relative to each other.
 
+    ``levels``: of tasks that have one of their own.
     ``again``: how often a task comes in one sequence, where not once; only for tasks of which the last one counts.
     """
 
@@ -61,6 +62,7 @@ class Lesson:
     level: int
     often: dict[str, int]
     again: dict[str, int] = field(default_factory=dict)
+    levels: dict[str, int] = field(default_factory=dict)
 
 
 def batch(corpus: Corpus, seed: int, step: int, tokens: int, lesson: Lesson) -> Batch:
@@ -83,7 +85,8 @@ def _sequence(
     part = corpus.parts[rng.choices(list(MIX), list(MIX.values()))[0]]
     start = rng.randrange(len(part) - length - 1)
     names = _tasks(rng, lesson) if rng.random() >= PLAIN_SHARE else []
-    pieces = tasks.pieces(rng, length, lesson.level, names, lesson.again)
+    levels = dict.fromkeys(names, lesson.level) | lesson.levels
+    pieces = tasks.pieces(rng, length, levels, names, lesson.again)
     ids, text, answers = _written(part[start : start + length + 1], pieces)
     ids, text = ids[: length + 1].astype(np.int64), text[: length + 1]
     if rng.random() < BOS_SHARE:

@@ -133,7 +133,7 @@ def test_training_answers_are_the_spans_that_they_claim():
 
 
 def test_pieces_do_not_depend_on_anything_but_the_generator():
-    one, two = (tasks.pieces(random.Random(5), 700, 3, ["chain", "edit"], {"chain": 3}) for _ in range(2))
+    one, two = (tasks.pieces(random.Random(5), 700, {"chain": 3, "edit": 2}, ["chain", "edit"], {"chain": 3}) for _ in range(2))
     assert one == two
     assert sum(piece.task == "chain" for _, piece in one) == 3
     assert [p for p, _ in one] == sorted(p for p, _ in one)
