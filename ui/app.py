@@ -37,6 +37,7 @@ from replayscope.ui import (
     tab_run,
     tab_tensor,
 )
+from replayscope.ui.access import Users, is_local, users
 from replayscope.ui.jobs import Jobs
 from replayscope.ui.library import Library
 from replayscope.ui.parts import html, when_ready
@@ -149,8 +150,10 @@ def _name(library: Library, trace: str | os.PathLike[str] | None) -> str:
     return name
 
 
-def launch(page: Page, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False) -> str:
-    """Start serving in the background and return the address.
+def launch(
+    page: Page, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False, auth: Users | None = None
+) -> str:
+    """Start serving in the background and return the address. auth: who may open the page, None for everybody.
 
     Raises UsageError for a host that is no address of this machine and a port that is taken or not allowed.
     """
@@ -163,7 +166,8 @@ def launch(page: Page, host: str = "127.0.0.1", port: int | None = None, open_br
     try:
         _, url, _ = page.blocks.launch(
             server_name=host, server_port=chosen, prevent_thread_lock=True, inbrowser=open_browser, quiet=True,
-            share=False, show_error=False, run_history=False, ssr_mode=False, footer_links=[], enable_monitoring=False,
+            auth=auth, max_file_size="1kb", share=False, show_error=False,
+             run_history=False, ssr_mode=False, footer_links=[], enable_monitoring=False,
             theme=skin.theme(), head=skin.head(PLOTLY_URL, TABS),
             app_kwargs={"routes": [Route(f"/{PLOTLY_URL}", plotly)]},
         )  # fmt: skip
@@ -178,18 +182,23 @@ def serve(
     host: str = "127.0.0.1",
     port: int | None = None,
     open_browser: bool = False,
+    auth: str | None = None,
 ) -> None:
     """Serve the page until it is interrupted. Without `root`, the folder of `trace`, or this one.
 
-    Raises UsageError for a folder that is not there, a trace outside it, a host that is no address of this machine, or
-    a port that is taken.
+    auth: `USER:PASSWORD` or `@FILE`. Raises UsageError for a folder that is not there, a trace outside it, a host that
+    is no address of this machine, a port that is taken, or users that cannot be read.
     """
+    known = users(auth)
     folder = Path(root) if root is not None else Path(trace).parent if trace is not None else Path(".")
     if not folder.is_dir():
         raise UsageError(f"no folder {folder}; give --root an existing one")
     page = build(folder, trace)
     try:
-        url = launch(page, host, port, open_browser)
+        url = launch(page, host, port, open_browser, known)
+        if known is None and not is_local(host):
+            said = "anyone who reaches this host can read the traces and start runs; add --auth USER:PASSWORD"
+            print(f"note: {said}", file=sys.stderr)
         print(f"ReplayScope at {url}  (Ctrl+C stops it)", file=sys.stderr, flush=True)
         _wait()
     finally:
