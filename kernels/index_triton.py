@@ -89,7 +89,7 @@ def index_scores(
 def _ordered(x):
     """float32 as uint32 in the same order: -inf is the least, NaN with a clear sign the largest."""
     bits = x.to(tl.uint32, bitcast=True)
-    return tl.where(bits >> 31 == 1, ~bits, bits | 0x80000000)
+    return tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
