@@ -83,9 +83,9 @@ def groups(contract: Contract, cells: str = "*") -> list[Group]:
         # A jump is judged against the cuts on both sides, which have to run for it.
         beside = [r for r in asked if r not in wanted and any(r in neighbours(w) for w in wanted)]
         wanted += beside
-        controls = dict.fromkeys(
-            Run(CONTROL, "paper", run.cut) for run in wanted if run.semantics == "paper" and run.cut
-        )
+        # One control for each base cut: it is the measure of the noise, which a token more or less does not change.
+        cuts = [run.cut for run in wanted if run.cut is not None and parse_cut(run.cut)[1] == 0]
+        controls = dict.fromkeys(Run(CONTROL, "paper", cut) for cut in cuts)
         if wanted:
             out.append(replace(group, runs=(*controls, *wanted)))
     if not out:

@@ -63,8 +63,8 @@ def _lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
         fits = False
     if not fits:
         raise UsageError(f"{path.name} holds no results of judge run")
-    if header["schema"] != SCHEMA:
-        raise UsageError(f"{path.name} has results of schema {header['schema']}; this version reads {SCHEMA}")
+    if header.get("schema") != SCHEMA:
+        raise UsageError(f"{path.name} has results of schema {header.get('schema')}; this version reads {SCHEMA}")
     ends = [i for i, line in enumerate(parsed) if line["kind"] == "end"]
     if ends:
         body = b"\n".join(raw[: ends[0]]) + b"\n"

@@ -1,0 +1,139 @@
+"""The contract: what it is known by, what it refuses, and the matrix that it stands for."""
+
+from pathlib import Path
+
+import pytest
+
+from replayscope.inspector import judge_contract, judge_matrix
+from replayscope.inspector.cli import main
+from replayscope.inspector.errors import UsageError
+from replayscope.inspector.judge_matrix import Run
+from replayscope.model.config import ModelConfig
+from tests import judging
+
+MINI = ModelConfig.load(Path(__file__).parents[1] / "model" / "mini.json")
+
+
+def encode(text):
+    return list(text.encode())
+
+
+def test_the_shipped_contract_loads_and_can_show_what_it_asks_for():
+    shipped = judge_contract.load("default")
+    groups = judge_matrix.groups(shipped)
+    assert all(shipped.evidence.samples >= shipped.needed(group.task) for group in groups)
+    arms = {run.arm for group in groups for run in group.runs}
+    assert arms == {"hit", "encoder", "decoder", "both"}
+    assert {group.output for group in groups} == set(judge_contract.OUTPUTS)
+    for group in groups:
+        one = judge_matrix.prompt(group, 1000, encode, "Some text. ")
+        made = judge_matrix.requests(MINI, group, one, "p", 40)
+        assert len(made) == len(group.runs) + 1, f"{group.label}: a cell that never runs is never accepted"
+        for _, request in made:
+            request.check(MINI)
+
+
+def test_a_contract_is_known_by_what_it_says_and_its_stamp_holds_it():
+    one = judging.contract()
+    assert judging.contract("# a comment\n\n" + judging.CONTRACT).sha256 == one.sha256
+    assert judging.contract(**{"samples = 60": "samples = 61"}).sha256 != one.sha256
+    frozen = judge_contract.parse(judge_contract.freeze(one, "2026-11-01"), "x.toml")
+    assert frozen.sha256 == one.sha256 and frozen.stamp.endswith("frozen on 2026-11-01")
+    again = judge_contract.parse(judge_contract.freeze(frozen, "2026-11-02"), "x.toml")
+    assert again.frozen == {"sha256": one.sha256, "date": "2026-11-02"}
+    changed = judge_contract.freeze(one).replace("samples = 60", "samples = 5")
+    with pytest.raises(UsageError, match=r"x.toml was changed after it was frozen on"):
+        judge_contract.parse(changed, "x.toml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("samples = 60", "sample = 60", r"unknown key of made.toml \[evidence\] 'sample'; did you mean 'samples'"),
+        ("samples = 60", "samples = true", r"\[evidence\]: samples cannot be True"),
+        ("samples = 60", "samples = 60.5", "samples cannot be 60.5"),
+        ("samples = 60", "confidence = 0.4", "between 0.5 and 1"),
+        ("samples = 60", "budget = 0", "a budget between 0 and 1"),
+        ('metric = "kl"', 'metric = "kI"', "unknown metric 'kI'"),
+        ('statistic = "max"', 'statistic = "p95"', "unknown statistic 'p95'"),
+        ('region = "window"', 'region = "last"', "unknown region of window_kv 'last'"),
+        ('metric = "jump"', 'metric = "jump"\nlayer = 3', "jump has no layers"),
+        ("at_most = 0.1\n", "", r"\[\[limit\]\] 1 lacks at_most"),
+        ("lengths = [320]", "lengths = []", "lengths cannot be"),
+        ("lengths = [320]", "lengths = [0]", "start at 1"),
+        ("lengths = [320]", 'lengths = [320]\narms = ["full"]', "unknown arm"),
+        ("lengths = [320]", 'lengths = [320]\ncuts = ["far"]', "unknown cut"),
+        ("passkey.straddle", "passkeys", "unknown task"),
+        ("[[matrix]]", "[[other]]", "unknown key of made.toml 'other'"),
+        ('name = "made up"', 'name = "made up', "is no TOML"),
+        ("[evidence]", '[service]\nneeds = ["magic"]\n[evidence]', "unknown feature 'magic'"),
+    ],
+)
+def test_what_cannot_be_used_is_named(old, new, says):
+    with pytest.raises(UsageError, match=says):
+        judging.contract(**{old: new})
+
+
+def test_a_contract_without_cells_is_refused():
+    with pytest.raises(UsageError, match="nothing would run"):
+        judge_contract.parse('name = "empty"', "empty.toml")
+    with pytest.raises(UsageError, match="no cell is called 'x'"):
+        judge_matrix.groups(judging.contract(), "x")
+
+
+def test_one_cell_brings_its_control_and_its_neighbours():
+    (group,) = judge_matrix.groups(judging.contract(), "passkey.straddle/*/encoder/paper/task")
+    assert [run.label for run in group.runs] == [
+        "hit/paper/task", "encoder/paper/task", "encoder/paper/task-1", "encoder/paper/task+1",
+    ]  # fmt: skip
+    assert judge_matrix.neighbours(Run("decoder", "paper", None)) == []
+
+
+def test_cuts_are_where_their_names_say_and_what_the_engine_admits():
+    (group, _) = judge_matrix.groups(judging.contract())
+    one = judge_matrix.prompt(group, 1000, encode, "Some text. ")
+    N = len(one.ids)
+    assert one.sample.prompt.encode()[: one.cut] == one.sample.prompt[: one.sample.cut].encode()
+
+    def at(cut, semantics="paper"):
+        return judge_matrix.cut_of(Run("encoder", semantics, cut), one, 32)
+
+    assert [at(c) for c in ("start", "window-1", "window", "middle", "end", "task+1")] == [
+        0, 31, 32, N // 2, N - 1, one.cut + 1,
+    ]  # fmt: skip
+    assert at("start-1") is None and at("end+1") is None
+    assert at("middle", "sglang-0.5.23") == N // 2 // 2 * 2 and at("middle+1", "sglang-0.5.23") == at("middle") + 2
+    assert at("end", "vllm-0.33") % 128 == 0 and at("end-1", "vllm-0.33") == at("end", "vllm-0.33") - 128
+
+
+def test_an_engine_is_asked_what_can_be_seen_from_outside():
+    asked = judging.contract(judging.CONTRACT + 'cuts = ["task", "window", "start"]\noutputs = ["short", "turns"]\n')
+    groups = judge_matrix.engine_groups(asked, "*", "vllm-0.33")
+    assert {group.output for group in groups} == {"short"} and {group.concurrency for group in groups} == {1}
+    cuts = {run.cut for group in groups for run in group.runs}
+    assert cuts == {"task", "task-1", "task+1", "start+1"}
+
+
+def test_freeze_and_refusals_on_the_command_line(tmp_path, capsys):
+    mine = tmp_path / "mine.toml"
+    assert main(["judge", "freeze", "default", "-o", str(mine)]) == 0
+    assert "frozen on" in capsys.readouterr().out and "[frozen]" in mine.read_text()
+    assert main(["judge", "freeze", "default", "-o", str(mine)]) == 2 and "--force" in capsys.readouterr().err
+    assert main(["judge", "freeze", str(mine)]) == 0, "a contract of one's own is stamped in place"
+    for words, says in (
+        (["judge", "freeze"], "give a copy a name"),
+        (["judge", "fly"], "unknown action 'fly'"),
+        (["judge", "plan", "--worst", "3"], "judge plan has no --worst"),
+        (["judge", "run", "default", "-o", "x.h5"], "ends in .jsonl"),
+        (["judge", "run", "default", "-o", "x.jsonl", "--plant", "x=broken:stale"], "of any kind but stale"),
+        (["judge", "run", "default", "-o", "x.jsonl", "--salt"], "--salt is for --endpoint"),
+        (["judge", "verdict"], "needs the results file"),
+        (["judge", "verdict", str(tmp_path / "none.jsonl")], "No such file"),
+        (["judge", "run", "default", "--endpoint", "http://x", "-m", "mini"], "--model is for a model that runs here"),
+        (["judge", "plan", str(tmp_path / "none.toml")], "no contract"),
+    ):
+        assert main(words) == 2 and says in capsys.readouterr().err, words
+    service = tmp_path / "service.toml"
+    service.write_text(judging.CONTRACT + 'semantics = ["sglang-day0"]\n[service]\nneeds = ["multimodal"]\n')
+    assert main(["judge", "run", str(service), "-o", str(tmp_path / "r.jsonl")]) == 1
+    assert "refuse, before anything ran" in capsys.readouterr().out and not (tmp_path / "r.jsonl").exists()
