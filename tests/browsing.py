@@ -75,7 +75,9 @@ def open_tab(page: Page, title: str) -> None:
 
 def click_cell(page: Page, place: str, across: float, up: float) -> str:
     """Clicks a cell of a map, at shares of its width and height, and returns what the pointer was told there."""
-    box = page.locator(f"#{place} .nsewdrag").first.bounding_box()
+    area = page.locator(f"#{place} .nsewdrag").first
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
     assert box is not None
     at = box["x"] + box["width"] * across, box["y"] + box["height"] * (1 - up)
     # Plotly clicks the cell that was hovered last.

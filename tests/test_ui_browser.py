@@ -99,7 +99,7 @@ def test_open_move_the_slider_click_a_cell(watched, url):
     assert "at cut 4:" in heading(page, "rs-position-map"), "the last move is the one that stays"
 
     hover = click_cell(page, "rs-cut-map", 5.5 / 7, 0.6)
-    assert "H 50" in hover and "relative L2" in hover and "floor" in hover and "8 rows" in hover
+    assert "H 50" in hover and "relative L2" in hover and "floor" in hover and "n 8" in hover
     wait_title(page, "rs-position-map", "at cut 50")
     page.wait_for_function("document.querySelector('#rs-cut input[type=range]').value === '5'")
     assert shown(page)["cut"] == "50" and shown(page)["layer"] == "2"
@@ -127,15 +127,17 @@ def test_every_tab_follows_the_choice_and_the_address(watched, url):
 
     open_tab(page, "Logits")
     drawn(page, "rs-logits-suffix")
-    drawn(page, "rs-logits")
-    page.locator("#rs-strip [data-position='45']").click()
-    wait_title(page, "rs-top", "What follows position 45")
-    page.wait_for_selector("#rs-strip .chosen[data-position='45']")
+    wait_text(page, "#rs-top", "record it with --hooks")
+    page.locator("#rs-cut input[type=range]").focus()
+    page.keyboard.press("ArrowLeft")
+    wait_title(page, "rs-logits-suffix", "at cut 24")
+    page.locator("#rs-strip [data-position='30']").click()
+    wait_title(page, "rs-top", "What follows position 30")
+    page.wait_for_selector("#rs-strip .chosen[data-position='30']")
 
-    choose(page, "arm", "encoder")
     open_tab(page, "Tensor")
-    drawn(page, "rs-tensor-layers")
-    assert "position 45" in heading(page, "rs-tensor-layers")
+    drawn(page, "rs-tensor-rows")
+    assert "position 30" in heading(page, "rs-tensor-layers")
 
     open_tab(page, "Compare")
     choose(page, "other_arm", "oracle:encoder")

@@ -167,7 +167,7 @@ def launch(
         _, url, _ = page.blocks.launch(
             server_name=host, server_port=chosen, prevent_thread_lock=True, inbrowser=open_browser, quiet=True,
             auth=auth, max_file_size="1kb", share=False, show_error=False,
-             run_history=False, ssr_mode=False, footer_links=[], enable_monitoring=False,
+            run_history=False, ssr_mode=False, footer_links=[], enable_monitoring=False,
             theme=skin.theme(), head=skin.head(PLOTLY_URL, TABS),
             app_kwargs={"routes": [Route(f"/{PLOTLY_URL}", plotly)]},
         )  # fmt: skip

@@ -104,18 +104,15 @@ class Session:
     def _clicked(self, asked: Choice, event: gr.EventData) -> Choice:
         """The choice after a click on a figure: its cut, position or replay length, and its layer."""
         said = event._data or {}  # nothing for a menu or a slider
-        axis, at, row = (said.get(name) for name in ("axis", "at", "row"))
-        if axis == "layer" and isinstance(row, int | float):
-            return replace(asked, layer=int(row))
-        if not isinstance(at, int | float):
-            return asked
-        if axis == "replay":
-            arm = self._asked(asked, lambda trace: view.arm_of_length(trace, asked.arm, int(at)))
+        axis, at, row = said.get("axis"), _whole(said.get("at"), -1), _whole(said.get("row"), -1)
+        if axis == "replay" and at >= 0:
+            arm = self._asked(asked, lambda trace: view.arm_of_length(trace, asked.arm, at))
             return replace(asked, arm=arm or asked.arm)
-        if axis not in ("cut", "position"):
+        if axis in ("cut", "position") and at >= 0:
+            asked = replace(asked, **{"position": -1, axis: at})
+        elif axis != "layer":
             return asked
-        there: dict[str, int] = {"layer": int(row)} if isinstance(row, int | float) else {}
-        return replace(asked, **{"position": -1, axis: int(at), **there})
+        return replace(asked, layer=row) if row >= 0 else asked
 
     def _asked(self, asked: Choice, answer: Callable[[TraceReader], T]) -> T | None:
         """What the chosen trace answers; None where it cannot, of which `_shown` tells."""
@@ -142,6 +139,9 @@ class Session:
             values = {**{part: "" for part in self.parts if part not in values and part != "nav"}, **values}
         values |= {"nav": seen.tab} if given.get("nav") else {}
         updates, sent = self._changed(values, seen.sent, given)
+        if wanted:
+            # `describe` fills them; what they hold then is not known here.
+            sent = {part: print_ for part, print_ in sent.items() if part not in ("story", "tables")}
         return [replace(seen, choice=choice, sent=sent), wanted, *updates]
 
     def _viewed(self, tab: str, asked: Choice) -> tuple[Choice, dict[str, Any]]:

@@ -1,0 +1,196 @@
+"""What the page does for each act of a visitor, who may open it, and what programs can ask of it. No browser."""
+
+import json
+import time
+
+import gradio as gr
+import pytest
+from gradio_client import Client
+from plotly.graph_objects import Figure
+
+from replayscope.inspector.errors import UsageError
+from replayscope.ui import app, controls
+from replayscope.ui.access import is_local, users
+from replayscope.ui.library import Library
+from replayscope.ui.port import FIRST_PORT
+from replayscope.ui.session import Seen, Session
+from replayscope.ui.view import Choice
+from tests.synthetic import synthetic_trace
+
+# Gradio leaves an event loop open for every Blocks that is built outside of one.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+CUTS = (4, 8, 9, 24, 40, 50, 63)
+PARTS = (
+    "header", "nav", *controls.MENUS, *controls.SLIDERS, "note", "story", "overview_cut", "overview_position", "tables",
+    "cut_map", "cut_cell",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("traces")
+    synthetic_trace(root / "a.h5", n_tokens=64, window=8, layers=4, cuts=CUTS)
+    synthetic_trace(root / "b.h5", n_tokens=48, window=8, layers=3, cuts=(24, 30))
+    return root
+
+
+class Visitor:
+    """A page in numbers: what it shows, and how to act on it."""
+
+    def __init__(self, root, query="?trace=a.h5"):
+        self.act = Session(Library(root), "", app.TABS, PARTS)
+        self.took(self.act.start(query))
+
+    def took(self, answer):
+        self.seen, self.wanted, *values = answer
+        assert isinstance(self.seen, Seen) and len(values) == len(PARTS)
+        self.new = {part: value for part, value in zip(PARTS, values, strict=True) if value != gr.skip()}
+        return self.new
+
+    def do(self, event=None, nav=None, **changed):
+        c = self.seen.choice
+        cuts = CUTS if c.trace == "a.h5" else (24, 30)
+        given = {name: getattr(c, name) for name in (*controls.MENUS, *controls.SLIDERS)}
+        given["cut"] = cuts.index(c.cut) if c.cut in cuts else 0
+        nav = self.seen.tab if nav is None else nav
+        return self.took(self.act.draw(self.seen, nav, **{**given, **changed}, event=gr.EventData(None, event)))
+
+    @property
+    def choice(self) -> Choice:
+        return self.seen.choice
+
+
+def test_every_part_has_a_name_of_its_own():
+    page = app.build(".")
+    page.close()
+    names = []
+    with gr.Blocks():
+        for tab in app.TABS:
+            names += list(tab.place())
+    assert len(names) == len(set(names))
+    assert not set(names) & {"header", "nav", "note", *controls.MENUS, *controls.SLIDERS}
+
+
+def test_a_page_opens_and_only_what_changes_is_sent_again(root):
+    visitor = Visitor(root)
+    assert visitor.choice.cut == 40 and visitor.wanted == "a.h5"
+    assert {"header", "trace", "arm", "cut", "overview_cut", "overview_position"} <= set(visitor.new)
+    assert json.loads(visitor.new["header"])["address"].startswith("?tab=overview&trace=a.h5&arm=encoder")
+    moved = visitor.do(cut=5)
+    assert visitor.choice.cut == 50 and visitor.choice.position == 50
+    assert set(moved) == {"header", "cut", "position", "overview_position"}, "the map by cut stays as it is"
+    assert set(visitor.do()) == set(), "nothing that is there already is sent"
+
+
+def test_clicks_choose_cut_position_layer_and_replay_length(root):
+    visitor = Visitor(root, "?tab=cut&trace=a.h5")
+    visitor.do({"axis": "cut", "at": 24, "row": 2})
+    assert (visitor.choice.cut, visitor.choice.layer, visitor.choice.position) == (24, 2, 24)
+    visitor.do({"axis": "position", "at": 20, "row": 1})
+    assert (visitor.choice.position, visitor.choice.layer) == (20, 1)
+    visitor.do({"axis": "replay", "at": 8})
+    assert visitor.choice.arm == "encoder"
+    visitor.do({"axis": "layer", "row": 3})
+    assert visitor.choice.layer == 3
+    for odd in ({"axis": "cut", "at": "x"}, {"axis": "trace", "at": 1}, {"axis": "cut", "at": float("nan")}, {"at": 5}):
+        before = visitor.choice
+        visitor.do(odd)
+        assert visitor.choice == before
+
+
+def test_another_trace_clears_the_other_tabs_and_a_bad_one_everything(root):
+    visitor = Visitor(root)
+    visitor.do(nav="cut")
+    assert visitor.seen.tab == "cut" and visitor.wanted == "" and "cut_map" in visitor.new
+    changed = visitor.do(trace="b.h5")
+    assert visitor.choice.cut == 30 and changed["overview_cut"] == "" and changed["story"] == ""
+    gone = visitor.do(trace="../c.h5")
+    assert gone["cut_map"] == gone["cut_cell"] == gone["header"] == "" and "no such trace" in gone["note"]
+    assert str(root) not in json.dumps([str(value) for value in gone.values()])
+    back = visitor.do(trace="a.h5")
+    assert back["note"] == "" and "cut_map" in back
+
+
+def test_two_visitors_share_nothing(root):
+    one, two = Visitor(root), Visitor(root)
+    one.do(arm="hit")
+    two.do(point="hidden")
+    assert (one.choice.arm, one.choice.point) == ("hit", "window_kv")
+    assert (two.choice.arm, two.choice.point) == ("encoder", "hidden")
+
+
+def test_a_verdict_names_its_trace(root):
+    visitor = Visitor(root)
+    story, tables = visitor.act.describe("a.h5")
+    assert json.loads(story)["trace"] == json.loads(tables)["trace"] == "a.h5"
+    assert visitor.act.describe("") == [gr.skip(), gr.skip()]
+    story, tables = visitor.act.describe("gone.h5")
+    assert "not there any more" in json.loads(story)["html"] and tables == ""
+
+
+def test_users_are_read_and_never_repeated(tmp_path):
+    assert users(None) is None and users("ann:p:w") == [("ann", "p:w")]
+    (tmp_path / "users").write_text("ann:one\n\nbob:two\n")
+    assert users(f"@{tmp_path / 'users'}") == [("ann", "one"), ("bob", "two")]
+    for bad in ("secret", "secret:", ":secret", f"@{tmp_path / 'none'}", f"@{tmp_path}"):
+        with pytest.raises(UsageError) as error:
+            users(bad)
+        assert "secret" not in str(error.value) and "--auth" in str(error.value)
+    assert is_local("127.0.0.1") and is_local("::1") and is_local("localhost") and not is_local("0.0.0.0")
+
+
+def test_serve_names_the_address_picks_a_free_port_and_warns(root, capsys, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(app, "_wait", lambda: None)
+    monkeypatch.setattr(app, "launch", lambda page, host, port, browser, auth: seen.update(auth=auth) or "http://x/")
+    app.serve(root=root, auth="ann:pw")
+    assert seen["auth"] == [("ann", "pw")] and "http://x/" in capsys.readouterr().err
+    app.serve(root=root, host="0.0.0.0")
+    assert "--auth" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="no folder"):
+        app.serve(root=root / "none")
+    synthetic_trace(root.parent / "c.h5", n_tokens=48, window=8, layers=3, cuts=(24,))
+    with pytest.raises(UsageError, match="not under"):
+        app.build(root, root.parent / "c.h5")
+
+
+def test_programs_get_traces_numbers_and_figures(root):
+    page = app.build(root)
+    try:
+        url = app.launch(page)
+        assert int(url.rsplit(":")[-1].strip("/")) >= FIRST_PORT
+        client = Client(url, verbose=False)
+        assert sorted(client.predict(api_name="/list_traces")) == ["a.h5", "b.h5"]
+        found = client.predict("a.h5", arm="encoder", api_name="/divergence_map")
+        assert found["cuts"] == list(CUTS) and found["layers"] == ["0", "1", "2", "3"]
+        assert found["value"][0][4] < 1e-9 < found["value"][3][4] and found["class"][3][4] in ("design", "flip")
+        figure = Figure(client.predict("a.h5", "position-layer", cut=24, api_name="/figure"))
+        assert figure.layout.meta["cut"] == 24
+        for wrong in ({"arm": "encodr"}, {"metric": "kl"}, {"point": "x"}, {"region": "x"}):
+            with pytest.raises(Exception, match=r"unknown|valid|no .* named|did you mean"):
+                client.predict("a.h5", **wrong, api_name="/divergence_map")
+        with pytest.raises(Exception, match="no such trace") as error:
+            client.predict("../../etc/passwd", api_name="/divergence_map")
+        assert str(root) not in str(error.value)
+        named = client.view_api(return_format="dict")["named_endpoints"]
+        assert set(named) == {"/list_traces", "/divergence_map", "/figure"}, "the page's own events are not offered"
+    finally:
+        page.close()
+
+
+def test_browsing_stays_quick_while_a_verdict_is_worked_out(root, monkeypatch):
+    """One visitor's slow work must not keep another waiting."""
+    import threading
+
+    from replayscope.ui import tab_overview
+
+    visitor, release = Visitor(root), threading.Event()
+    monkeypatch.setattr(tab_overview, "described", lambda library, name: release.wait(20) and {})
+    slow = threading.Thread(target=visitor.act.describe, args=("a.h5",))
+    slow.start()
+    began = time.monotonic()
+    visitor.do(cut=1)
+    assert time.monotonic() - began < 2 and slow.is_alive()
+    release.set()
+    slow.join()
