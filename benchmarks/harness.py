@@ -1,6 +1,6 @@
 """Timing of cases: variants that do the same work, checked against each other first, then timed in turns.
 
-Times on a shared machine drift, so the variants run in rounds (a b c, a b c, …) and are compared within a round. A case
+Times on a shared machine drift, so the variants run in rounds (a b c, c b a, …) and are compared within a round. A case
 whose check fails is not timed at all.
 """
 
@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -74,8 +75,9 @@ def run_case(case: Case, device: torch.device, rounds: int) -> Iterator[dict[str
     times: dict[str, list[float]] = {name: [] for name in contest.variants}
     for call in contest.variants.values():  # allocators, caches and compilers settle
         _seconds(call, device)
-    for _ in range(rounds):
-        for name, call in contest.variants.items():
+    for number in range(rounds):
+        # The other way round in every second one: whoever comes first may find the machine in another state.
+        for name, call in list(contest.variants.items())[:: -1 if number % 2 else 1]:
             times[name].append(_seconds(call, device))
     for name, taken in times.items():
         median = statistics.median(taken)
@@ -90,6 +92,7 @@ def run_case(case: Case, device: torch.device, rounds: int) -> Iterator[dict[str
             "against": case.against,
             "ratio": statistics.median(ratios),
             "ratio_range": [min(ratios), max(ratios)],
+            "ratio_quartiles": [float(np.quantile(ratios, q)) for q in (0.25, 0.75)],
             **rate,
         }
 

@@ -4,6 +4,8 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import h5py
@@ -26,6 +28,17 @@ def begin(out: QueuedWriter | TraceWriter) -> None:
 
 def state(out: QueuedWriter | TraceWriter, layer: int, array: np.ndarray = STATE) -> None:
     out.state(0, f"layers.{layer}.hidden", np.arange(len(array)), array, "float32")
+
+
+@contextmanager
+def held(out: QueuedWriter) -> Iterator[None]:
+    """What is recorded inside waits until the block ends."""
+    go = threading.Event()
+    out._put(go.wait, 0)
+    try:
+        yield
+    finally:
+        go.set()
 
 
 def test_the_queue_writes_what_the_writer_writes(tmp_path, monkeypatch):
@@ -186,6 +199,43 @@ def test_a_state_that_would_look_like_a_bomb_is_stored_as_it_is(tmp_path, monkey
     assert trace.verify() == [] and (trace.state(0, "layers.0.hidden").values == 0).all()
     with h5py.File(trace.path) as file:
         assert file["states/0000/layers.000.hidden"].compression is None
+
+
+def test_states_that_wait_are_committed_together(tmp_path, monkeypatch):
+    """All of them or none, and each by itself where together they do not go: as many as fit are kept."""
+    commits = []
+    commit = disk.Disk.commit
+    monkeypatch.setattr(disk.Disk, "commit", lambda self: commits.append(1) or commit(self))
+    with QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
+        begin(out)
+        out.flush()
+        before = len(commits)
+        with held(out):
+            for layer in range(20):
+                state(out, layer)
+        out.flush()
+        assert len(commits) - before <= 2
+    trace = TraceReader(tmp_path / "t.h5")
+    assert trace.verify() == [] and trace.records == 22 and len(trace.states()) == 20
+    with h5py.File(trace.path) as file:
+        group = file["states/0000"]
+        assert len({h5py.h5o.get_info(group[name].id).addr for name in group if name.endswith("positions")}) == 1
+    assert trace.sizes()["states"] < trace.path.stat().st_size
+
+
+def test_of_states_that_do_not_go_together_those_that_fit_are_kept(tmp_path):
+    inner = TraceWriter(tmp_path / "t.h5", max_bytes=200_000)
+    with pytest.raises(TraceError, match="--max-bytes"), QueuedWriter(inner) as out:
+        begin(out)
+        out.flush()
+        with held(out):
+            for layer in range(20):
+                state(out, layer, np.full((64, 64), layer, np.float32))
+        out.flush()
+    trace = TraceReader(inner.partial)
+    kept = [name for _, name in trace.states()]
+    assert 5 < len(kept) < 15 and kept == [f"layers.{layer}.hidden" for layer in range(len(kept))]
+    assert trace.records == 2 + len(kept) and [f for f in trace.verify() if "partial" not in f] == []
 
 
 def test_the_command_line_compresses_raw_states(tmp_path, capsys):

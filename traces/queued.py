@@ -3,6 +3,8 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
 from types import TracebackType
 from typing import Any
 
@@ -14,18 +16,33 @@ from replayscope.traces.writer import TraceWriter
 PENDING = 64 << 20  # bytes that may wait: a few layers of states
 
 
+# Records that are committed at once, where so many wait.
+_TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class _Call:
+    """size: bytes that it holds in memory. record: it may be committed with others, and is made again by itself if that
+    fails."""
+
+    run: Callable[[], object]
+    size: int
+    record: bool = False
+
+
 class QueuedWriter:
     """The methods of a TraceWriter; each returns when its record is queued, and waits while the queue is full.
 
     Arrays are handed over: the caller must not change them afterwards. pending: bytes that may wait at once; a larger
-    record waits alone. The first error of the thread is raised in the caller by its next call, at the latest at the end
-    of the `with` block, and nothing is written after it. Records are written in the order of the calls.
+    record waits alone. States that wait are committed together. The first error of the thread is raised in the caller
+    by its next call, at the latest at the end of the `with` block, and nothing is written after it. Records are written
+    in the order of the calls.
     """
 
     def __init__(self, writer: TraceWriter, pending: int = PENDING):
         self.writer = writer
         self._limit = pending
-        self._waiting: deque[tuple[Callable[[], object], int]] = deque()
+        self._waiting: deque[_Call] = deque()
         self._bytes = 0
         self._error: BaseException | None = None
         self._ended = False
@@ -89,7 +106,7 @@ class QueuedWriter:
         cast: Cast | None = None,
     ) -> None:
         """As TraceWriter.state."""
-        self._put(lambda: self.writer.state(run, name, positions, array, logical_dtype, cast), array.nbytes)
+        self._put(lambda: self.writer.state(run, name, positions, array, logical_dtype, cast), array.nbytes, True)
 
     def text(self, name: str, text: str) -> None:
         """As TraceWriter.text."""
@@ -101,13 +118,13 @@ class QueuedWriter:
             self._changed.wait_for(lambda: self._error is not None or not self._waiting)
             self._raise()
 
-    def _put(self, call: Callable[[], object], size: int) -> None:
+    def _put(self, call: Callable[[], object], size: int, record: bool = False) -> None:
         with self._changed:
             self._changed.wait_for(
                 lambda: self._error is not None or not self._waiting or self._bytes + size <= self._limit
             )
             self._raise()
-            self._waiting.append((call, size))
+            self._waiting.append(_Call(call, size, record))
             self._bytes += size
             self._changed.notify_all()
 
@@ -121,9 +138,10 @@ class QueuedWriter:
                 self._changed.wait_for(lambda: self._ended or self._waiting)
                 if not self._waiting:
                     return
-                call, size = self._waiting[0]
+                calls = list(islice(takewhile(lambda call: call.record, self._waiting), _TOGETHER))
+                calls = calls or [self._waiting[0]]
             try:
-                call()
+                self._write(calls)
             except BaseException as error:
                 with self._changed:
                     self._error = error
@@ -132,16 +150,31 @@ class QueuedWriter:
             else:
                 # A record counts as waiting until it is written: its bytes are still in memory.
                 with self._changed:
-                    self._waiting.popleft()
-                    self._bytes -= size
+                    for call in calls:
+                        self._waiting.popleft()
+                        self._bytes -= call.size
                     self._changed.notify_all()
+
+    def _write(self, calls: Sequence[_Call]) -> None:
+        """Calls in their order, in one commit if they are several and all of them can be written."""
+        if len(calls) > 1:
+            try:
+                with self.writer.together():
+                    for call in calls:
+                        call.run()
+                return
+            except Exception:
+                # One by one as many are kept as can be, and the one that cannot is told.
+                pass
+        for call in calls:
+            call.run()
 
     def _abandon(self, error: BaseException) -> None:
         """Leave the file as the error found it: what was queued is written first, unless writing is what failed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
             self._error = None
-            self._waiting.append((lambda: self.writer.__exit__(type(error), error, error.__traceback__), 0))
+            self._waiting.append(_Call(lambda: self.writer.__exit__(type(error), error, error.__traceback__), 0))
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._waiting)
 

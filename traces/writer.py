@@ -70,6 +70,8 @@ class TraceWriter:
         self._max_bytes, self._keep_free = max_bytes, keep_free
         self._compression: Literal["gzip"] | None = compression
         self._disk: Disk | None = None
+        self._batch: h5py.File | None = None
+        self._positions: dict[tuple[str, bytes], str] = {}
         self.resume, self._kept = False, set[str]()
         self._records = 0
         self._n_runs: int | None = None
@@ -226,7 +228,16 @@ class TraceWriter:
                 _put_attribute(data, "model_dtype", cast.source)
                 for lost in LOST:
                     _put_attribute(data, lost, getattr(cast, lost))
-            _put(group, stored + ".positions", positions)
+            self._put_positions(group, stored + ".positions", positions)
+
+    def _put_positions(self, group: h5py.Group, name: str, positions: np.ndarray) -> None:
+        """Most states of a run have the same rows: they are stored once, under several names."""
+        key = str(group.name), positions.tobytes()
+        if key in self._positions:
+            group[name] = group[self._positions[key]]
+        else:
+            _put(group, name, positions)
+            self._positions[key] = name
 
     def text(self, name: str, text: str) -> None:
         """A named text, such as a greedy continuation."""
@@ -271,14 +282,30 @@ class TraceWriter:
         return self._disk
 
     @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """The records of this block are in the file when it ends, or none of them: that is quicker than one by one."""
+        before = self._records
+        try:
+            with self._one_line(), self._commit() as self._batch:
+                yield
+                self._batch.attrs["records"] = self._records
+        except BaseException:
+            self._records = before
+            raise
+        finally:
+            self._batch = None
+
+    @contextlib.contextmanager
     def _record(self) -> Iterator[h5py.File]:
         """One record: its datasets and the counter. It is in the file when the block ends, or not at all."""
         self._open()
-        with self._one_line():
-            with self._commit() as file:
+        if self._batch is not None:
+            yield self._batch
+        else:
+            with self._one_line(), self._commit() as file:
                 yield file
                 file.attrs["records"] = self._records + 1
-            self._records += 1
+        self._records += 1
 
     @contextlib.contextmanager
     def _commit(self, mode: Literal["w", "r+"] = "r+") -> Iterator[h5py.File]:
@@ -292,6 +319,7 @@ class TraceWriter:
             disk.commit()
         except BaseException:
             disk.rollback()
+            self._positions.clear()
             raise
 
     @contextlib.contextmanager
