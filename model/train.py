@@ -47,6 +47,7 @@ FEW = {"passkey": 4, "hops": 2, "chain": 2, "mode": 2}
 ALL = FEW | {"extract": 1, "edit": 1, "tools": 1}
 HARD = {"passkey": 1, "hops": 3, "chain": 4, "mode": 2, "extract": 2, "edit": 2, "tools": 2}
 NAMES = {"passkey": 1, "hops": 4, "chain": 3, "mode": 1, "extract": 2, "edit": 3, "tools": 3}
+SUMS = {"passkey": 1, "hops": 1, "chain": 8, "mode": 1, "extract": 1, "edit": 3, "tools": 3}
 EASIER = {"chain": 2, "hops": 1, "extract": 2, "edit": 1, "tools": 1}
 LONG = Lesson(
     1024, 2, NAMES, {"chain": 4, "mode": 2, "hops": 4, "extract": 2, "edit": 2, "tools": 2}, {"edit": 1, "mode": 3}
@@ -67,19 +68,20 @@ class Recipe:
         Stage(Lesson(256, 3, HARD, {"chain": 3, "mode": 2, "hops": 2}), 0.45),
         Stage(Lesson(512, 3, HARD, {"chain": 4, "mode": 2, "hops": 2}), 0.51),
         Stage(Lesson(256, 3, NAMES, {"chain": 2, "hops": 3}, EASIER), 0.58),
-        Stage(Lesson(512, 3, NAMES, {"chain": 3, "hops": 4, "edit": 2, "tools": 2}, EASIER), 0.7),
+        Stage(Lesson(512, 3, NAMES, {"chain": 3, "hops": 4, "edit": 2, "tools": 2}, EASIER), 0.65),
+        Stage(Lesson(256, 2, SUMS, {"chain": 4, "edit": 2, "tools": 2}, {"edit": 1, "tools": 1}), 0.76),
         Stage(LONG, 1.0),
     )
     solved: float = 0.9
     distil_from: float = 0.35
-    sparse_from: float = 0.7
+    sparse_from: float = 0.8
     distil_share: float = 0.125
     text_share: tuple[float, float] = (0.1, 1.0)
     text_full: float = 0.5
     matrix_lr: float = 0.02
     other_lr: float = 4e-3
     warmup: float = 0.01
-    decay_from: float = 0.65
+    decay_from: float = 0.76
     betas: tuple[float, float] = (0.9, 0.97)
     clip: float = 1.0
     balance_rate: float = 0.01
