@@ -166,7 +166,7 @@ def test_a_run_is_taken_up_where_it_stopped(ran, tmp_path):
 def test_what_holds_no_results_is_said(tmp_path, data):
     path = tmp_path / "r.jsonl"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match="holds no results|results of schema None"):
+    with pytest.raises(UsageError, match=r"holds no results|results of schema None"):
         read(path)
 
 

@@ -171,3 +171,20 @@ def test_the_json_is_strict_and_holds_every_cell():
     assert bad["state"] == "fail" and bad["command"].startswith("replayscope judge run made.toml -m mini --cells")
     assert json.loads(json.dumps(data, allow_nan=True))["verdict"] == found.verdict
     assert judge_verdict.ROLL_BACK == ("off", "decoder", "encoder")
+
+
+def test_a_report_shows_the_judgement_of_results(tmp_path, capsys):
+    """In ui/report.py: results are told from traces by their name, and what they hold is escaped."""
+    from replayscope.inspector.cli import main
+
+    asked = judging.contract()
+    made = judging.results(asked, in_cell(BOTH, lambda i: {"changed": 1}), {"model": "<b>mini</b>"})
+    path = judging.write(tmp_path / "r.jsonl", made)
+    out = tmp_path / "r.html"
+    assert main(["report", str(path), "-o", str(out)]) == 0
+    html = out.read_text()
+    assert "accept decoder replay only" in html and BOTH in html and "By arm" in html and "ttft_p50" in html
+    assert "<b>mini</b>" not in html and "&lt;b&gt;mini" in html
+    path.write_text(path.read_text().replace('"changed":1', '"changed":0'))
+    assert main(["report", str(path), "-o", str(out), "--force"]) == 2
+    assert "changed after it was sealed" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from replayscope.ui.figures import (
 )
 from replayscope.ui.flips import logit_rows
 from replayscope.ui.grid import BUG
+from replayscope.ui.judged import is_results, panel
 from replayscope.ui.series import Series, run_of, series
 from replayscope.ui.states import NotRecorded
 from replayscope.ui.theme import count, escape
@@ -54,16 +55,19 @@ def report(
         raise TraceExistsError(f"{target} exists; add --force to replace it")
     if not target.parent.is_dir():
         raise UsageError(f"no folder {target.parent} to write {target.name} into; make it first")
-    write_bytes(target, render([CheckedReader(path) for path in paths]).encode())
+    traces = [CheckedReader(path) for path in paths if not is_results(path)]
+    write_bytes(target, render(traces, [path for path in paths if is_results(path)]).encode())
     return target
 
 
-def render(traces: Sequence[TraceReader]) -> str:
-    """The report as HTML text; the same traces give the same bytes."""
-    if not traces:
+def render(traces: Sequence[TraceReader], results: Sequence[str | os.PathLike[str]] = ()) -> str:
+    """The report as HTML text; the same traces, and the same results of `judge run`, give the same bytes."""
+    if not traces and not results:
         raise UsageError("give at least one trace to report on")
     drawn: list[go.Figure] = []
-    sections = []
+    sections = [panel(path) for path in results]
+    if not traces:
+        return page.document(Path(results[0]).stem, "acceptance matrix", "\n".join(sections), drawn)
     for trace in traces:
         with told(trace.path, "report"):
             sections.append(_section(trace, drawn, len(traces) > 1))
