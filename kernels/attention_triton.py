@@ -137,9 +137,12 @@ def packed_attention(
 ) -> Tensor:
     """``attention.packed_attention`` on a device; fp32 sums and softmax, and 16-bit weights for 16-bit keys.
 
-    Slots, picks and descriptors are as there. config: other tile sizes than ``tiles``, for benchmarks.
+    Slots, picks and descriptors are as there. config: other tile sizes than ``tiles``, for benchmarks. Raises
+    ValueError for a head_dim above 512, whose tiles no program could hold.
     """
     count, heads, head_dim = q.shape
+    if head_dim > 512:
+        raise ValueError(f"impl triton: head_dim {head_dim} is more than 512; use torch")
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if q.numel() == 0:
         return out

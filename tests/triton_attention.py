@@ -128,6 +128,12 @@ def _(device, dtype):
     first = p.check()
     p.kv[..., 64:] *= 1.5
     assert not torch.equal(p.check(), first)
+    try:
+        Packed(1, 1, 513, 1, 1, device, dtype).attend("triton")
+    except ValueError as error:
+        assert "head_dim 513 is more than 512; use torch" in str(error)
+    else:
+        raise AssertionError("a head_dim of 513 ran")
 
 
 @case("attention of views (E12)")

@@ -9,9 +9,11 @@ import tempfile
 from importlib import import_module
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from replayscope.inspector.executor import Executor
+from replayscope.inspector.fold import Fold
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.semantics import request
 from replayscope.kernels.attention import packed_attention
@@ -20,6 +22,7 @@ from replayscope.kernels.divergence import logits_rows, row_sums
 from replayscope.kernels.impl import interpreted
 from replayscope.kernels.index import index_scores
 from replayscope.kernels.packed import EntryRows, WindowRows
+from tests import test_inspector_fold as fold_test
 from tests import triton_index, triton_rows, v41
 from tests.triton_attention import Packed
 from tests.triton_table import CASES, TOLERANCE, case, same, same_sums
@@ -141,3 +144,21 @@ def _(device, dtype):
     for name, value in want.items():
         # fp32 through thirteen layers: the tolerance of the fixtures' README, of states that grow to 8.
         same(name, got[name], value, 3e-4 if value.is_floating_point() else 0.0)
+
+
+@case("fold: tables of states and of logits")
+def _(device, dtype):
+    tables = {}
+    for impl in ("triton", "torch"):
+        fold = Fold(fold_test.runs(), 2, np.arange(40) % 5, torch.float32, impl=impl)
+        for point in ("hidden", "logits"):
+            some = fold_test.parts(0)[: 2 if point == "logits" else None]
+            for part in some:
+                part.arm, part.ref = part.arm.to(device, dtype), part.ref.to(device, dtype)
+            fold_test.add(fold, point, 0, some)
+        tables[impl] = fold.tables
+    for key, table in tables["torch"].items():
+        for name, value in table.arrays.items():
+            got = torch.as_tensor(tables["triton"][key].arrays[name])
+            # Sums of float64 in another order; a threshold between two rows' values would have to fall on one of them.
+            same(f"{key} {name}", got, torch.as_tensor(value), 1e-9 if value.dtype.kind == "f" else 0.0)
