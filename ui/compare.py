@@ -12,7 +12,7 @@ from replayscope.ui.cells import DIFFERS
 from replayscope.ui.charts import cut_layer_chart
 from replayscope.ui.grid import ABSENT, BUG, DESIGN, IDENTICAL, NOISE, Chart, Grid, MapChart
 from replayscope.ui.scale import Scale, fit
-from replayscope.ui.series import pick, series
+from replayscope.ui.series import NOISE_ARMS, pick, series
 from replayscope.ui.states import NotRecorded
 from replayscope.ui.theme import count, number, plural
 from replayscope.ui.words import POINT_WORDS, REGION_WORDS, against, metric_words, suffix_words
@@ -91,14 +91,11 @@ def compare_chart(
 
 
 def _next(trace: TraceReader, label: str) -> str:
-    """The first other arm that is no oracle and no planted fault; of those with cuts, if there is one."""
+    """The first other arm: one that replays, else an oracle or a planted fault, else a measure of noise."""
     others = [s for s in series(trace.runs) if s.label != label]
-    likely = [s for s in others if ":" not in s.arm and s.has_cut] or others
-    if not likely:
-        raise NotRecorded(
-            f"{trace.path} has no second arm to compare with; record another, or name a second trace"
-        )
-    return likely[0].label
+    if not others:
+        raise NotRecorded(f"{trace.path} has no second arm to compare with; record another, or name a second trace")
+    return min(others, key=lambda s: (s.arm in NOISE_ARMS, not s.has_cut, ":" in s.arm)).label
 
 
 def _same_prompt(one: TraceReader, two: TraceReader) -> None:
