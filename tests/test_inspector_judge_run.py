@@ -192,3 +192,26 @@ def test_the_numbers_are_those_of_a_run_without_shortcuts(text):
     p, q = (r["logits"][-steps - 1 : -1].log_softmax(-1) for r in both)
     expected = (p.exp() * (p - q)).sum(-1).tolist()
     assert runs["encoder/paper/task"]["kl"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_command_runs_resumes_and_judges_on_mini(tmp_path, capsys):
+    """The whole way on the embedded model, whatever it has learned: two prompts, one cell with its control."""
+    from replayscope.inspector.cli import main
+
+    contract, out = tmp_path / "c.toml", str(tmp_path / "r.jsonl")
+    contract.write_text(CONTRACT.replace("samples = 3", "samples = 2") + "neighbours = 0\n")
+    words = [str(contract), "--cells", "*/encoder/*"]
+    assert main(["judge", "plan", *words]) == 0
+    assert "1 cells, 2 prompts" in capsys.readouterr().out
+    assert main(["judge", "run", *words, "-o", out, "--plant", "*=broken:overwrite"]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("verdict: refuse") and "cached entries changed in 2 of 2 prompts" in told
+    assert "planted on purpose" in told and "cells of the contract did not run" in told
+    before = (tmp_path / "r.jsonl").read_bytes()
+    assert main(["judge", "run", *words, "-o", out, "--plant", "*=broken:overwrite", "-q"]) == 1
+    assert (tmp_path / "r.jsonl").read_bytes() == before, "nothing is left to run"
+    capsys.readouterr()
+    assert main(["judge", "run", *words, "-o", out]) == 2 and "another plants" in capsys.readouterr().err
+    assert main(["judge", "run", *words, "-o", out, "--plant", "x=broken:overwrite", "--force"]) == 2
+    assert main(["judge", "verdict", out, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "refuse"
