@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replayscope.inspector import cli
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.metrics import metric
 from replayscope.traces import TraceError, TraceReader
@@ -233,3 +234,40 @@ def test_an_image_is_drawn(path, tmp_path, chromium):
     (out,) = export(path, "cut-layer", "rel_l2", tmp_path / "a.svg", dark=True)
     text = out.read_text()
     assert text.startswith("<svg") and "Encoder replay changes" in text and "rgb(22, 27, 31)" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["OTHER", "--figure", "cut-layer"], "a second trace is for --figure compare"),
+        (["--figure", "healing", "--layer", "3"], "figure healing has no --layer"),
+        (["--figure", "all", "--other-arm", "hit"], "--other-arm is for one figure"),
+        (["--figure", "tensor", "--layer", "x"], "--layer"),
+        (["--figure", "replay-length"], "--replay W,2W,4W,exact"),
+        (["--figure", "tensor", "--metric", "cosine"], "leave --metric cosine out"),
+    ],
+)
+def test_the_command_line_names_what_does_not_fit(path, tmp_path, capsys, words, said):
+    words = [str(path) if word == "OTHER" else word for word in words]
+    assert cli.main(["plot", str(path), *words, "-o", str(tmp_path / "a.html")]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_the_command_line_goes_down_to_single_values(path, tmp_path, capsys):
+    out = tmp_path / "a.csv"
+    words = ["--figure", "tensor", "--point", "hidden", "--layer", "2", "--position", "30", "-o", str(out)]
+    assert cli.main(["plot", str(path), *words]) == 0
+    assert capsys.readouterr().out.split() == [str(out)]
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    arm = [row for row in rows if row["panel"] == "arm" and row["position"] == "30"]
+    trace = TraceReader(path)
+    run = next(run for run in trace.runs if run.arm == "encoder" and (run.index, "layers.2.hidden") in trace.states())
+    state = trace.state(run.index, "layers.2.hidden")
+    assert [float(row["value"]) for row in arm] == state.values[state.positions == 30][0].tolist()
+
+
+def test_all_says_what_it_leaves_out_and_how_to_record_it(path, tmp_path, caplog):
+    caplog.set_level("INFO")
+    export(path, "all", None, tmp_path / "figures")
+    assert "figure replay-length left out" in caplog.text and "--replay W,2W,4W,exact" in caplog.text
