@@ -35,7 +35,7 @@ class Watched:
     def close(self) -> None:
         """Raises AssertionError with what the page complained of."""
         self.context.close()
-        assert self.complaints == []
+        assert not self.complaints, self.complaints
 
 
 def drawn(page: Page, place: str) -> Page:

@@ -99,7 +99,7 @@ def test_open_move_the_slider_click_a_cell(watched, url):
     assert "at cut 4:" in heading(page, "rs-position-map"), "the last move is the one that stays"
 
     hover = click_cell(page, "rs-cut-map", 5.5 / 7, 0.6)
-    assert "H 50" in hover and "relative L2" in hover and "floor" in hover and "n 8" in hover
+    assert "H 50" in hover and "layer 2" in hover and "floor" in hover and "n 8" in hover
     wait_title(page, "rs-position-map", "at cut 50")
     page.wait_for_function("document.querySelector('#rs-cut input[type=range]').value === '5'")
     assert shown(page)["cut"] == "50" and shown(page)["layer"] == "2"

@@ -135,8 +135,14 @@ window.replayscope = (() => {
   // Takes a figure away with its words: nothing of it may stand under another trace's name.
   function clear(root) {
     const plot = root.querySelector('.rs-plot');
-    if (held.delete(plot)) { widths.unobserve(plot); Plotly.purge(plot); }
-    plot.removeAttribute('aria-label');
+    if (held.delete(plot)) {
+      widths.unobserve(plot);
+      const empty = plot.cloneNode(false);
+      plot.replaceWith(empty);
+      empty.removeAttribute('aria-label');
+      // Plotly may still be about to tell of a pointer that was over it, which it cannot once it is purged.
+      setTimeout(() => Plotly.purge(plot), 2000);
+    }
     for (const part of root.querySelectorAll('h2, p, .rs-key')) part.replaceChildren();
   }
 
