@@ -45,6 +45,8 @@ def test_the_curve_of_a_layer_is_the_worst_cut_of_each_replay_length():
         np.testing.assert_allclose([curve.y[column] for curve in made.curves[:-1]], worst)
         assert made.curves[-1].y[column] == worst.max()
     assert [text for _, text in made.ticks] == ["8 = W", "16", "24"]
+    first = made.curves[-1].hover[0]
+    assert "R 8" in first and " rows, floor " in first and "above the noise" in first and "at cut " in first
     assert len(made.rows) == 3 * 2 * len(worst) and made.names[:3] == ("replay", "layer", "cut")
 
 

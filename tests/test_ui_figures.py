@@ -162,6 +162,8 @@ def test_the_kl_lines_are_the_table(trace):
     np.testing.assert_array_equal(encoder.largest, metric(table, "kl_max")[runs, 0, b])
     np.testing.assert_array_equal(encoder.flips, table.arrays["flips"][runs, 0, b])
     assert [line.label for line in made.lines] == ["encoder", "hit"], "oracles and planted faults are not in it"
+    drawn = next(t for t in logits_by_cut(trace).data if t.name == "encoder")
+    assert "rows, floor " in drawn.text[3] and "above the noise" in drawn.text[3]
     marks = next(t for t in logits_by_cut(trace).data if t.name == "flip")
     assert list(marks.x) == np.flatnonzero(encoder.flips).tolist()
 

@@ -11,6 +11,7 @@ from replayscope.ui.axis import LogAxis
 from replayscope.ui.grid import Chart
 from replayscope.ui.heading import heading, message
 from replayscope.ui.theme import LIGHT, count, escape, number, template
+from replayscope.ui.words import size_words
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 CSS_DASH = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dashed"}
@@ -95,11 +96,13 @@ def _line(
 ) -> None:
     unit = f" {chart.unit}" if chart.unit else ""
     n, flips = np.nan_to_num(line.n), np.nan_to_num(line.flips)
+    floor = chart.floor if chart.floor is not None else np.full(len(chart.cuts), np.nan)
     text = [
         ""
         if np.isnan(line.mean[i])
         else f"<b>{escape(line.label)}</b>{'' if line.everywhere else f' · H {count(cut)}'}<br>"
-        f"mean <b>{number(line.mean[i], 3)}{unit}</b> over {count(n[i])} rows<br>"
+        f"mean <b>{number(line.mean[i], 3)}{unit}</b> over {count(n[i])} rows, "
+        f"{size_words(float(line.mean[i]), float(floor[i]))}<br>"
         f"largest row {number(line.largest[i], 3)} · last row {number(line.last[i], 3)}<br>"
         f"top-1 flips {count(flips[i])}"
         for i, cut in enumerate(chart.cuts)

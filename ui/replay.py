@@ -19,6 +19,7 @@ from replayscope.ui.words import (
     against,
     arm_words,
     metric_words,
+    size_words,
     suffix_and_design,
     suffix_words,
 )
@@ -109,9 +110,7 @@ def _lengths(trace: TraceReader, arm: str | None) -> tuple[list[Series], list[in
     same = [s for s in kin if s.design == head.design]
     shared = set(same[0].cuts).intersection(*(s.cuts for s in same))
     if not shared:
-        raise NotRecorded(
-            f"{trace.path}: no cut was run with every replay length of {head.arm}; sweep them together"
-        )
+        raise NotRecorded(f"{trace.path}: no cut was run with every replay length of {head.arm}; sweep them together")
     return same, sorted(shared), [s.label for s in kin if s not in same]
 
 
@@ -138,11 +137,10 @@ def _curves(
 
     def said(r: int, i: int) -> str:
         c = int(at[r, i])
-        known = floor[r, c, i]
         return (
             f"<b>R {count(replays[r])}</b> · {'layer ' if layers > 1 else ''}{names[i]}<br>{label} "
             f"<b>{number(float(worst[r, i]), 3)}{f' {unit}' if unit else ''}</b> at cut {count(cuts[c])}<br>"
-            f"{count(n[r, c, i])} rows · floor {'unknown' if np.isnan(known) else number(float(known))}"
+            f"{count(n[r, c, i])} rows, {size_words(float(worst[r, i]), float(floor[r, c, i]))}"
         )
 
     for i in range(layers if layers > 1 else 0):

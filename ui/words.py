@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from replayscope.traces import TraceReader
 from replayscope.traces.schema import RunInfo
 from replayscope.ui.series import Series
-from replayscope.ui.theme import count
+from replayscope.ui.theme import count, number
 
 POINT_WORDS = {
     "embed": "embeddings",
@@ -113,3 +115,11 @@ def context(trace: TraceReader, one: Series, run: RunInfo | None = None) -> str:
         parts.append(f"replay {count(one.replay)}")
     parts += [suffix_words(trace, one), f"N {count(len(trace.tokens.ids))}", f"W {count(info.window)}", info.semantics]
     return " · ".join(parts)
+
+
+def size_words(value: float, floor: float) -> str:
+    """The noise floor beside a value, and what follows for it; both in the unit of the value."""
+    if math.isnan(floor):
+        return "floor unknown" + (", identical" if value == 0 else "")
+    said = "identical" if value == 0 else "within the noise" if value <= floor else "above the noise"
+    return f"floor {number(floor)}, {said}"
