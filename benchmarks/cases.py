@@ -1,6 +1,7 @@
 """The table of what is timed, and against what. Each case checks that its variants agree before any is timed."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,12 +10,15 @@ from typing import BinaryIO, Literal
 import numpy as np
 import torch
 from harness import Case, Contest
+from sweep import mini_sweep
 
 from replayscope.inspector.capture import Capture, Captured, points_of
 from replayscope.inspector.executor import Executor
-from replayscope.inspector.runner import Job, line_up
+from replayscope.inspector.lineup import Job, line_up
+from replayscope.inspector.metrics import state_sums
 from replayscope.inspector.semantics import Shape
 from replayscope.inspector.tables import StateSink, stored
+from replayscope.inspector.waves import waves
 from replayscope.kernels.divergence import row_sums
 from replayscope.model import presets
 from replayscope.traces import QueuedWriter, RunInfo, Tokens, TraceReader, TraceWriter
@@ -38,6 +42,11 @@ def divergence(device: torch.device) -> Contest:
 
     read = 2 * arm.numel() * arm.element_size()
     variants = {"copy": lambda: spare.copy_(arm), "plain": plain, "row_sums": lambda: row_sums(arm, reference)}
+    if device.type == "cpu":
+        a, r = arm.numpy(), reference.numpy()
+        variants["numpy, a pass for each number"] = lambda: state_sums(a, r)
+    if device.type == "cuda" or shutil.which("g++"):
+        variants["plain, torch.compile"] = torch.compile(plain)
     return Contest(variants, check, work=read, unit="bytes read")
 
 
@@ -112,7 +121,9 @@ def record_all(device: torch.device) -> Contest:
         with QueuedWriter(TraceWriter(Path(folder.name) / "t.h5", force=True)) as out:
             out.header(config={}, provenance={}, tokens=Tokens(ids.numpy(), [""] * len(ids)))
             out.runs(line.runs)
-            forward(StateSink(out, line, names).captured)
+            sink = StateSink(out, line, names)
+            sink.begin(waves(line, len(ids))[0])
+            forward(sink.captured)
 
     def check() -> None:
         raw()
@@ -126,6 +137,7 @@ def record_all(device: torch.device) -> Contest:
 
 
 CASES = (
+    Case("sweep", "64 cuts of 2048 tokens, suffix 64, all layers", "ideal", mini_sweep(), devices=("cpu",), rounds=3),
     Case("record", "raw states to a synced file", "raw write and fsync", record_states, devices=("cpu",)),
     Case("record-all", "a pass with every state recorded", "forward and raw write", record_all, devices=("cpu",)),
     Case("divergence", "all sums of a state table, against the four plain ones in float64", "plain", divergence),

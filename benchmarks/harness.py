@@ -9,8 +9,8 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,34 +24,41 @@ class Contest:
     """Variants of one case on one device.
 
     variants: name -> what is timed. check: raises AssertionError unless the variants agree. work: what one call does,
-    in `unit` (rows, bytes, tokens), so that a rate can be told.
+    in `unit` (rows, bytes, tokens), so that a rate can be told. scale: name -> what its time is multiplied by, where
+    one call does only a part that repeats.
     """
 
     variants: dict[str, Callable[[], object]]
     check: Callable[[], None]
     work: float = 0.0
     unit: str = ""
+    scale: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A line of the table. `against` is the variant that ratios are relative to: ratio 2 is twice as fast as it."""
+    """A line of the table. `against` is the variant that ratios are relative to: ratio 2 is twice as fast as it.
+
+    rounds: how often it is timed unless told otherwise.
+    """
 
     name: str
     about: str
     against: str
     make: Callable[[torch.device], Contest]
     devices: tuple[str, ...] = ("cpu", "cuda")
+    rounds: int = 7
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """What a time depends on besides the code: machine, threads, versions, commit."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
     return {
         "device": str(device),
         "device_name": name,
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("torch", "triton", "numpy", "h5py", "replayscope")},
         "commit": _commit(),
@@ -78,7 +85,7 @@ def run_case(case: Case, device: torch.device, rounds: int) -> Iterator[dict[str
     for number in range(rounds):
         # The other way round in every second one: whoever comes first may find the machine in another state.
         for name, call in list(contest.variants.items())[:: -1 if number % 2 else 1]:
-            times[name].append(_seconds(call, device))
+            times[name].append(_seconds(call, device) * contest.scale.get(name, 1.0))
     for name, taken in times.items():
         median = statistics.median(taken)
         ratios = [base / own for base, own in zip(times[case.against], taken, strict=True)]
@@ -89,6 +96,7 @@ def run_case(case: Case, device: torch.device, rounds: int) -> Iterator[dict[str
             "rounds": rounds,
             "median_s": median,
             "spread": (max(taken) - min(taken)) / median,
+            "scale": contest.scale.get(name, 1.0),
             "against": case.against,
             "ratio": statistics.median(ratios),
             "ratio_range": [min(ratios), max(ratios)],
@@ -106,6 +114,16 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start
+
+
+def _cpu() -> str:
+    """Name of the processor, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _version(package: str) -> str | None:

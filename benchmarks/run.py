@@ -1,38 +1,49 @@
 """Run the table of cases and print one JSON object a line: `python benchmarks/run.py [--only NAME] [--device cuda]`.
 
-The first line is the environment. Exit code 1 if a check failed.
+The first line is the environment, the last ones how a sweep grows (on a CPU). Exit code 1 if a check failed.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from cases import CASES
+from growth import AXES, BASE, QUICK, QUICK_BASE, grow
 from harness import environment, run_case
+
+
+def records(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """What was asked for, measured one after another."""
+    for case in CASES:
+        if device.type in case.devices and (options.only is None or case.name in options.only):
+            yield from run_case(case, device, options.rounds or (1 if options.quick else case.rounds))
+    if device.type == "cpu" and (options.only is None or "growth" in options.only):
+        yield from grow(QUICK, QUICK_BASE, 1) if options.quick else grow(AXES, BASE, 2)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", metavar="NAME", choices=[case.name for case in CASES])
+    names = [*(case.name for case in CASES), "growth"]
+    parser.add_argument("--only", action="append", metavar="NAME", choices=names)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, help="how often each variant is timed (default: as the case says)")
+    parser.add_argument("--quick", action="store_true", help="everything once, growth at small sizes")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     options = parser.parse_args()
-    device = torch.device(options.device)
-    chosen = [case for case in CASES if options.only is None or case.name in options.only]
     if options.list:
-        for case in chosen:
+        for case in CASES:
             print(f"{case.name}: {case.about}")
+        print("growth: time and memory of a sweep over tokens, cuts and layers")
         return 0
+    device = torch.device(options.device)
     print(json.dumps(environment(device)), flush=True)
     failed = False
-    for case in chosen:
-        if device.type not in case.devices:
-            continue
-        for record in run_case(case, device, options.rounds):
-            failed |= "failed" in record
-            print(json.dumps(record), flush=True)
+    for record in records(options, device):
+        failed |= "failed" in record
+        print(json.dumps(record), flush=True)
     return int(failed)
 
 

@@ -277,6 +277,7 @@ def _run_options(options: Namespace) -> RunOptions:
         hooks=tuple(glob for text in options.hooks for glob in split_globs(text)),
         semantics=tuple(_semantics(name) for name in _names(options.semantics, "semantics")),
         chunks=options.chunks,
+        budget=options.budget,
         block=options.block,
         rows=options.rows,
         audit=options.audit,

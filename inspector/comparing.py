@@ -37,7 +37,8 @@ class Comparison:
     """Compares the layers of one plan as they come.
 
     runs: of the trace. exact: run → exact rows [layers, rows] of what enters and leaves. of: request → its runs, empty
-    where it is not compared; request 0 is full. oracles: the runs that oracle passes stand for, in their order.
+    where it is not compared; request 0 is full. oracles: the runs that oracle passes stand for, in their order; fresh:
+    those that have not been compared before.
     """
 
     config: Geometry
@@ -47,6 +48,7 @@ class Comparison:
     of: Sequence[tuple[int, ...]]
     oracles: Sequence[int]
     points: Sequence[str]
+    fresh: frozenset[int]
     # Layers that run the same rows share what tells them apart.
     _matched: dict[tuple, _Matched | None] = field(default_factory=dict)
 
@@ -87,7 +89,7 @@ class Comparison:
             dense, theirs = _joined([one for _, one in have], point)
             by_run = dict(zip((run for run, _ in have), theirs, strict=True))
             shape = self._key(point, layer, (*spans, *theirs))
-            oracles = [((run,), span) for run, span in by_run.items()]
+            oracles = [((run,) if run in self.fresh else (), span) for run, span in by_run.items()]
             design = self._match(("design", *shape), point, layer, oracles, [spans[0]] * len(oracles))
             if design is not None:
                 self.fold.add("full", layer, design.pairs, design.exact(point, layer), {point: (dense, side)})

@@ -12,9 +12,10 @@ from torch import Tensor
 from replayscope.inspector.backend import Engine, Runnable
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
+from replayscope.inspector.lineup import Lineup
 from replayscope.inspector.plan import Plan
-from replayscope.inspector.runner import Lineup
 from replayscope.inspector.semantics import Shape, request
+from replayscope.inspector.waves import ORACLE_COST, waves
 from replayscope.model.streaming import StreamedModel
 from replayscope.traces.schema import SINGLE_POINTS, THRESHOLDS
 
@@ -24,8 +25,8 @@ _STATE_NUMBERS, _CHOICE_NUMBERS, _LOGITS_NUMBERS, _ROW_NUMBERS = 15, 6, 14, 9
 _OVERHEAD = 1.1
 # Kept free on the disk whatever is asked.
 _FREE = 64 << 20
-# An oracle's dense pass and the comparisons, against a row of the executor (measured on the embedded model).
-_ORACLE_COST, _COMPARE_COST = 2.0, 1.6
+# A row that is run and compared, against one that is only run (measured on the embedded model).
+_COMPARE_COST = 1.3
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,18 @@ def estimate(
     line: Lineup,
     hooks: Iterable[str],
     keep_rows: frozenset[str],
+    budget: int | None = None,
     smaller: torch.dtype | None = None,
 ) -> Estimate:
     """Time from a short prefill on this machine, bytes from the shapes of what is kept.
 
-    smaller: the dtype that raw states are cast to.
+    budget: as for ``waves``; smaller: the dtype that raw states are cast to.
     """
     model = engine.model
     c = model.config
-    rows = sum(r.stop - r.start for r in line.plan.requests)
-    oracle_rows = sum(r.stop for _, _, r in line.oracle_runs)
+    todo = waves(line, len(ids), budget)
+    rows = sum(r.stop - r.start for wave in todo for r in wave.plan.requests)
+    oracle_rows = sum(line.oracle_runs[k][2].stop for wave in todo for k in wave.oracles)
     runs, L = len(line.runs), c.num_hidden_layers
     references = 2 if line.oracle_runs else 1
     buckets = 6 + max(r.stop - r.start for r in line.runs).bit_length()
@@ -86,7 +89,7 @@ def estimate(
     size = int(size * _OVERHEAD)
     kept = sum(r.stop - r.start for r in line.runs)
     size += sum(kept * _width(name, model, smaller) for name in hooks)
-    work = rows * _COMPARE_COST + oracle_rows * _ORACLE_COST
+    work = rows * _COMPARE_COST + oracle_rows * ORACLE_COST
     if isinstance(model, StreamedModel):
         read, fixed, each = _streamed_seconds(model, ids)
         seconds = c.num_hidden_layers * (read + fixed * (1 + len(line.oracle_runs)) + each * work)

@@ -69,7 +69,8 @@ class Fold:
     ``impl``: torch or triton, which reads the rows where they lie.
 
     margin_scale: (point, layer) → largest finite margin of full, of which rounding moves a small share. margin_floor:
-    the largest change that a noise run has made to a margin there so far.
+    the largest change that a noise run has made to a margin there so far. checks: run → cached entries whose bytes were
+    compared, and those that differed.
     """
 
     runs: list[RunInfo]
@@ -82,6 +83,7 @@ class Fold:
     rows: dict[tuple[str, str], dict[int, dict[int, tuple[np.ndarray, Arrays]]]] = field(default_factory=dict)
     margin_scale: dict[tuple[str, int], float] = field(default_factory=dict)
     margin_floor: dict[tuple[str, int], float] = field(default_factory=dict)
+    checks: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         longest = max(r.stop - r.start for r in self.runs)

@@ -70,6 +70,7 @@ class RunOptions(Common):
     hooks: tuple[str, ...] = ()
     semantics: tuple[str, ...] = ("paper",)
     chunks: int | tuple[int, ...] | None = None
+    budget: int | None = None
     block: int | None = None
     rows: bool = False
     audit: bool = False

@@ -187,6 +187,12 @@ def _run_options(sub: Parser, arms: str) -> None:
         help="rows per chunk of the prefill, or the positions where its chunks end (default: one chunk)",
     )
     sub.add_argument(
+        "--budget",
+        type=lambda text: specs.parse_count(text, "--budget", least=1),
+        metavar="ROWS",
+        help="rows in memory at once; cuts beyond run in further parts, full again with each (default: 16 prompts)",
+    )
+    sub.add_argument(
         "--block",
         type=lambda text: specs.parse_count(text, "--block", least=1),
         metavar="N",

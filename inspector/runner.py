@@ -1,7 +1,7 @@
 """Running a set of arms over the same tokens, comparing every layer while it is hot."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,190 +9,16 @@ from torch import Tensor
 
 from replayscope.inspector.backend import Engine, OraclePasses, Runnable
 from replayscope.inspector.comparing import Comparison
-from replayscope.inspector.errors import UsageError
-from replayscope.inspector.exact import exact_rows, intervals
 from replayscope.inspector.fold import Fold
 from replayscope.inspector.frame import Frame
-from replayscope.inspector.geometry import Geometry
-from replayscope.inspector.plan import Plan, Request
-from replayscope.inspector.semantics import Shape, has_cut, oracle_of, plain, request, semantics_of
+from replayscope.inspector.lineup import Job, Lineup
+from replayscope.inspector.semantics import plain
 from replayscope.inspector.snapshot import Snapshots
+from replayscope.inspector.waves import Wave, waves
 from replayscope.model import reference
-from replayscope.traces.schema import POINTS, RunInfo
+from replayscope.traces.schema import RunInfo
 
 Progress = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to run. arms: names without ``full``, which always runs; cuts and replays for those that have them.
-
-    semantics: whose rules; arms that know none run once, the others under each.
-    oracles: arms whose oracle runs too, so that they can be judged. points: hook points (last part) to compare.
-    impl: ``torch`` or ``triton``, how their divergence is summed.
-    """
-
-    shape: Shape
-    arms: tuple[str, ...]
-    cuts: tuple[int, ...] = ()
-    replays: tuple[int, ...] = ()
-    suffix: int | None = None
-    semantics: tuple[str, ...] = ("paper",)
-    oracles: bool = False
-    audit: bool = False
-    frozen_experts: bool = False
-    dense: bool = False
-    points: tuple[str, ...] = POINTS
-    keep_rows: frozenset[str] = frozenset()
-    impl: str = "torch"
-
-
-@dataclass
-class Lineup:
-    """Requests for the executor, and the runs of the trace: first those of the requests, then the oracles."""
-
-    plan: Plan
-    runs: list[RunInfo]
-    runs_of: list[tuple[int, ...]]  # request → runs: one, none for the foreign one, a view per cut for noise runs
-    oracle_runs: list[tuple[int, str, Request]]  # run, arm, request that it mirrors
-    exact: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-
-
-def line_up(job: Job) -> tuple[Lineup, list[str]]:
-    """Every arm at every cut and replay length, once each, in an order in which owners come first.
-
-    Also returns what has to be said: arms that change nothing at some of the cuts are left out there. Raises UsageError
-    with the reason for an arm that can run at none.
-    """
-    shape = job.shape
-    asked = [a for a in job.arms if not a.startswith("oracle:") and a != "full"]
-    wanted_oracles = {a.removeprefix("oracle:") for a in job.arms if a.startswith("oracle:")}
-    requests = [request(shape, "full")]
-    if "broken:stale" in asked:
-        requests.append(replace(requests[0], arm="foreign", tokens="foreign"))
-    refused: dict[str, list[tuple[int, UsageError]]] = {}
-    ran = set()
-    for a, semantics, cut, replay in _variants(job, asked):
-        label = a if len(job.semantics) == 1 else f"{a} ({semantics})"
-        try:
-            requests.append(request(shape, a, cut, replay, job.suffix, semantics))
-            ran.add(label)
-        except UsageError as error:
-            refused.setdefault(label, []).append((cut or 0, error))
-    for label, reasons in refused.items():
-        if label not in ran:
-            raise reasons[0][1]
-    notes = _left_out(refused)
-    c = shape.config
-    runs: list[RunInfo] = []
-    runs_of: list[tuple[int, ...]] = []
-    for r in requests:
-        seen = [] if r.tokens == "foreign" else [_run_info(c, r, len(runs))]
-        if r.arm in ("repeat", "rechunk"):
-            seen += [
-                _at_cut(seen[0], len(runs) + 1 + i, shape, cut, job.suffix)
-                for i, cut in enumerate(dict.fromkeys(job.cuts))
-            ]
-        runs += seen
-        runs_of.append(tuple(one.index for one in seen))
-    line = Lineup(Plan(tuple(requests)), runs, runs_of, [])
-    index: dict[tuple[str, str, int | None, int | None], int] = {}
-
-    def oracle(arm: str, semantics: str = "paper", cut: int | None = None, replay: int | None = None) -> int:
-        key = (arm, semantics, cut, replay)
-        if key not in index:
-            mirror = request(shape, arm, cut, replay, job.suffix, semantics)
-            index[key] = len(runs)
-            runs.append(replace(_run_info(c, mirror, len(runs)), arm=f"oracle:{arm}"))
-            line.oracle_runs.append((index[key], arm, mirror))
-        return index[key]
-
-    if job.oracles or wanted_oracles:
-        # The others read its entries, so it runs anyway; what it can judge is judged.
-        oracle("full")
-        wanted_oracles.add("full")
-    for i, r in enumerate(requests):
-        arm = oracle_of(r.arm)
-        if runs_of[i] and (job.oracles or arm in wanted_oracles):
-            at = oracle(arm, r.semantics, r.cut, r.replay) if arm != "full" else oracle("full")
-            for one in runs_of[i]:
-                runs[one] = replace(runs[one], oracle=at)
-    for arm, semantics, cut, replay in _variants(job, sorted(wanted_oracles - {"full", *asked})):
-        oracle(arm, semantics, cut, replay)
-    for run in runs:
-        line.exact[run.index] = _exact(shape, run, job.suffix)
-        enters, leaves = line.exact[run.index]
-        runs[run.index] = replace(
-            runs[run.index],
-            exact_in=[intervals(m, run.start) for m in enters],
-            exact_out=[intervals(m, run.start) for m in leaves],
-        )
-    return line, notes
-
-
-def _variants(job: Job, arms: list[str]) -> Iterator[tuple[str, str, int | None, int | None]]:
-    """(arm, semantics, cut, replay) of everything that the arms stand for, those without a cut first."""
-    for a in (a for a in arms if not has_cut(a)):
-        for semantics in semantics_of(a, job.semantics):
-            yield a, semantics, None, None
-    for cut in dict.fromkeys(job.cuts):
-        for a in (a for a in arms if has_cut(a)):
-            for semantics in semantics_of(a, job.semantics):
-                for replay in (None,) if plain(a) in ("hit", "exact") else job.replays:
-                    yield a, semantics, cut, replay
-
-
-def _left_out(refused: dict[str, list[tuple[int, UsageError]]]) -> list[str]:
-    """One line per set of cuts at which arms were left out, with the first reason."""
-    by_cuts: dict[tuple[int, ...], list[str]] = {}
-    for arm, reasons in refused.items():
-        by_cuts.setdefault(tuple(dict.fromkeys(cut for cut, _ in reasons)), []).append(arm)
-    return [
-        f"at cut {', '.join(map(str, cuts))} without {', '.join(arms)} ({refused[arms[0]][0][1]})"
-        for cuts, arms in by_cuts.items()
-    ]
-
-
-def _at_cut(run: RunInfo, index: int, shape: Shape, cut: int, suffix: int | None) -> RunInfo:
-    """A noise run seen from a cut: the same rows, in the regions of an arm that replays one window there."""
-    like = request(shape, "encoder", cut, None, suffix)
-    return replace(run, index=index, cut=cut, start=like.start, stop=like.stop)
-
-
-def _run_info(c: Geometry, r: Request, index: int) -> RunInfo:
-    return RunInfo(
-        index=index,
-        arm=r.arm,
-        semantics=r.semantics,
-        cut=r.cut,
-        replay=r.replay,
-        start=r.start,
-        stop=r.stop,
-        prompt_end=r.prompt_end,
-        window=c.sliding_window,
-        replayed=r.replayed,
-        cached=r.cached,
-        fresh=r.fresh,
-        decoder_rows=r.stop - max(r.first_row),
-        floor=r.floor,
-        first_row=r.first_row,
-    )
-
-
-def _exact(shape: Shape, run: RunInfo, suffix: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """exact_rows of the right arm behind a run, for the run's own rows [layers, rows].
-
-    A broken arm is held to what ``encoder`` owes: a row that it runs besides owes nothing, one that it lacks is absent.
-    """
-    arm = plain(run.arm)
-    arm = "encoder" if arm.startswith("broken:") else arm
-    right = request(shape, arm, run.cut, run.replay, suffix, run.semantics)
-    skip = run.start - right.start
-    pad = ((0, 0), (max(-skip, 0), 0))
-    enters, leaves = (
-        np.pad(m[:, max(skip, 0) :][:, : run.stop - run.start], pad) for m in exact_rows(shape.config, right)
-    )
-    return enters, leaves
 
 
 def run(
@@ -205,46 +31,77 @@ def run(
     foreign: Tensor | None = None,
     on_oracle: Callable[[int, reference.Frame], None] = lambda run, frame: None,
     snapshots: Snapshots | None = None,
+    on_wave: Callable[[Wave], None] = lambda wave: None,
+    on_stop: Callable[[Fold], None] = lambda fold: None,
 ) -> tuple[Fold, list[RunInfo]]:
     """Run the line-up and fold its divergence. ids [N]. Returns the fold and the runs with their byte checks.
 
-    foreign [N]: the other prompt that a stale window comes from. on_oracle is called with every oracle frame.
-    snapshots: of the executor, taken as it runs; it begins behind the last one.
+    progress is called with rows times layers, of the executor's rows. foreign [N]: the other prompt that a stale window
+    comes from. on_oracle is called with every oracle frame, on_wave with every wave before it runs, on_stop with what
+    has been folded when the run is interrupted. snapshots: of the executor, taken as it runs; it begins behind the last
+    one.
     """
-    c = model.config
     following = np.full(len(ids), -1)
     following[:-1] = ids[1:].cpu().numpy()
+    c = model.config
     fold = Fold(line.runs, c.num_hidden_layers, following, model.dtype, job.keep_rows, job.impl)
-    oracles = executor.oracles(ids.to(model.device), job.dense)
-    for _, arm, r in line.oracle_runs:
-        frozen = ("topk", "experts") if job.audit or r.frozen else ("experts",) if job.frozen_experts else ()
-        oracles.add(plain(arm), r.cut, r.replay, r.prompt_end, r.stop, r.semantics, job.shape.chunks, frozen)
     want = frozenset(job.points) | {"hidden", "logits"}
     tokens = {"prompt": ids} | ({"foreign": foreign} if foreign is not None else {})
-    oracle_runs = [at for at, _, _ in line.oracle_runs]
-    compare = Comparison(c, fold, line.runs, line.exact, line.runs_of, oracle_runs, job.points)
-    total = c.num_hidden_layers + 2
-    begun = snapshots.first if snapshots else 0
-    frames = executor.run(line.plan, tokens, want)
-    if snapshots:
-        frames = snapshots.frames(oracles, fold, line.plan, tokens, want)
-    for done, frame in enumerate(frames, start=begun + bool(begun)):
-        progress(done, total, "embed" if done == 0 else "logits" if frame.layer is None else f"layer {frame.layer}")
-        if line.oracle_runs and frame.layer is not None:
-            _share_choices(frame, oracles)
-        compare.with_full(frame)
-        if line.oracle_runs:
-            theirs = oracles.step()
-            for (at, _, _), one in zip(line.oracle_runs, theirs, strict=True):
-                on_oracle(at, one)
-            compare.with_oracles(frame, theirs)
+    todo = waves(line, len(ids), job.budget)
+    total, done, runs = sum(w.total(line, c) for w in todo), 0, list(line.runs)
+    try:
+        for number, wave in enumerate(todo):
+            if snapshots and number < snapshots.wave:
+                done += wave.total(line, c)
+                continue
+            on_wave(wave)
+            oracles, passes = _oracles(model, ids, job, line, wave, executor)
+            fresh = frozenset(line.oracle_runs[k][0] for k in wave.fresh)
+            compare = Comparison(c, fold, line.runs, line.exact, wave.of, passes, job.points, fresh)
+            begun = snapshots.first if snapshots else 0
+            done += sum(wave.work(line, l) for l in range(begun))
+            frames = executor.run(wave.plan, tokens, want)
+            if snapshots:
+                frames = snapshots.frames(oracles, fold, wave.plan, tokens, want, number)
+            part = f" of part {number + 1} of {len(todo)}" if len(todo) > 1 else ""
+            progress(done, total, f"layer {begun}{part}")
+            for frame in frames:
+                if passes and frame.layer is not None:
+                    _share_choices(frame, oracles)
+                compare.with_full(frame)
+                if passes:
+                    theirs = oracles.step()
+                    for at, one in zip(passes, theirs, strict=True):
+                        if at in fresh:
+                            on_oracle(at, one)
+                    compare.with_oracles(frame, theirs)
+                if frame.layer is not None:
+                    done += wave.work(line, frame.layer)
+                    last = frame.layer + 1 == c.num_hidden_layers
+                    progress(done, total, f"logits{part}" if last else f"layer {frame.layer + 1}{part}")
+            check = executor.prefix_check
+            for own, compared, changed in zip(wave.of, check.compared, check.changed, strict=True):
+                for at in own:
+                    fold.checks[at] = compared, changed
+    except KeyboardInterrupt:
+        on_stop(fold)
+        raise
     progress(total, total, "done")
-    check = executor.prefix_check
-    runs = list(line.runs)
-    for i, own in enumerate(line.runs_of):
-        for at in own:
-            runs[at] = replace(runs[at], cached_checked=check.compared[i], cached_changed=check.changed[i])
+    for at, (compared, changed) in fold.checks.items():
+        runs[at] = replace(runs[at], cached_checked=compared, cached_changed=changed)
     return fold, runs
+
+
+def _oracles(
+    model: Runnable, ids: Tensor, job: Job, line: Lineup, wave: Wave, executor: Engine
+) -> tuple[OraclePasses, list[int]]:
+    """The oracle passes of a wave, and the runs that they are."""
+    oracles = executor.oracles(ids.to(model.device), job.dense)
+    some = [line.oracle_runs[k] for k in wave.oracles]
+    for _, arm, r in some:
+        frozen = ("topk", "experts") if job.audit or r.frozen else ("experts",) if job.frozen_experts else ()
+        oracles.add(plain(arm), r.cut, r.replay, r.prompt_end, r.stop, r.semantics, job.shape.chunks, frozen)
+    return oracles, [at for at, _, _ in some]
 
 
 def _share_choices(frame: Frame, oracles: OraclePasses) -> None:

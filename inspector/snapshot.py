@@ -71,6 +71,11 @@ class Snapshots:
         """The layer that runs first: behind those of the snapshot."""
         return 0 if self._kept is None else self._kept[1]["layer"] + 1
 
+    @property
+    def wave(self) -> int:
+        """The wave that runs first."""
+        return 0 if self._kept is None else self._kept[1]["wave"]
+
     def clear(self) -> None:
         """Forget what is kept, on the disk too."""
         self._kept = None
@@ -94,8 +99,9 @@ class Snapshots:
         plan: Plan,
         tokens: dict[str, Tensor],
         want: frozenset[str],
+        wave: int = 0,
     ) -> Iterator[Frame]:
-        """The frames of a run, from the snapshot on if there is one. Whoever asks for the next has folded the last.
+        """The frames of a wave, from the snapshot on if there is one. Whoever asks for the next has folded the last.
 
         Only our own executor's runs can be taken up; others are handed through.
         """
@@ -115,7 +121,7 @@ class Snapshots:
         for frame in frames:
             yield frame
             if frame.layer is not None and time.monotonic() >= self._next:
-                self._save(frame.layer, executor.step, oracles, fold)
+                self._save(wave, frame.layer, executor.step, oracles, fold)
 
     def _take_up(self, step: Step, tensors: dict[str, Tensor], values: dict[str, Any]) -> int:
         for name in _STEP:
@@ -128,7 +134,7 @@ class Snapshots:
                 pool.copy_(tensors[f"{name} {source}"])
         return values["layer"] + 1
 
-    def _save(self, layer: int, step: Step, oracles: Oracles, fold: Fold) -> None:
+    def _save(self, wave: int, layer: int, step: Step, oracles: Oracles, fold: Fold) -> None:
         began = time.monotonic()
         tensors = {f"step {name}": getattr(step, name) for name in _STEP}
         c = step.config
@@ -137,7 +143,7 @@ class Snapshots:
             for pool, name in zip(step.layout.entries(source), _PAIR, strict=True):
                 tensors[f"{name} {source}"] = pool
         check = step.layout.check
-        values = {"about": self._about, "layer": layer, "sources": sources}
+        values = {"about": self._about, "wave": wave, "layer": layer, "sources": sources}
         values |= {"compared": check.compared, "changed": check.changed}
         tensors |= _oracle_tensors(oracles, sources)
         folded, more = _fold_tensors(fold)
@@ -203,7 +209,11 @@ def _fold_tensors(fold: Fold) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 out |= {f"rows {r} {p} {run} {layer} of {name}": x for name, x in arrays.items()}
     tables = [(r, p, table.kind, table.attrs) for (r, p), table in fold.tables.items()]
     scales = [[[*key, value] for key, value in kept.items()] for kept in (fold.margin_scale, fold.margin_floor)]
-    return {k: torch.from_numpy(x) for k, x in out.items()}, {"tables": tables, "scales": scales}
+    return {k: torch.from_numpy(x) for k, x in out.items()}, {
+        "tables": tables,
+        "scales": scales,
+        "checks": list(fold.checks.items()),
+    }
 
 
 def _unfold(fold: Fold, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -220,3 +230,4 @@ def _unfold(fold: Fold, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
                 fold.rows[r, p][int(run)][int(layer)][1][name] = tensor.numpy()
     for kept, items in zip((fold.margin_scale, fold.margin_floor), values["scales"], strict=True):
         kept |= {(point, layer): value for point, layer, value in items}
+    fold.checks = {run: (compared, changed) for run, (compared, changed) in values["checks"]}

@@ -9,7 +9,8 @@ from torch import Tensor
 from replayscope.inspector.capture import Captured, is_entry_point
 from replayscope.inspector.downcast import Downcast
 from replayscope.inspector.fold import Fold
-from replayscope.inspector.runner import Lineup
+from replayscope.inspector.lineup import Lineup
+from replayscope.inspector.waves import Wave
 from replayscope.model.reference import Frame
 from replayscope.traces.queued import QueuedWriter
 from replayscope.traces.writer import TraceWriter
@@ -27,7 +28,7 @@ def write_fold(out: TraceWriter | QueuedWriter, fold: Fold) -> None:
         out.rows(reference, point, *fold.packed_rows(reference, point))
 
 
-@dataclass(frozen=True)
+@dataclass
 class StateSink:
     """Hands the asked hook points to the writer as the layers go by."""
 
@@ -35,10 +36,15 @@ class StateSink:
     line: Lineup
     names: frozenset[str]
     downcast: Downcast = field(default_factory=Downcast)
+    _of: tuple[tuple[int, ...], ...] = ()
+
+    def begin(self, wave: Wave) -> None:
+        """The requests that are captured from here on are those of the wave."""
+        self._of = wave.of
 
     def captured(self, request: int, name: str, kept: Captured) -> None:
-        """Rows of a request, under its first run; the foreign request has none."""
-        for run in self.line.runs_of[request][:1]:
+        """Rows of a request, under its first run; one that runs again, or the foreign one, has none."""
+        for run in self._of[request][:1]:
             values, cast = self.downcast.take(kept.values)
             self.out.state(run, name, kept.positions.numpy(), *stored(values), cast)
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,10 +19,12 @@ from replayscope.inspector.downcast import Downcast
 from replayscope.inspector.engines import granularity
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
+from replayscope.inspector.fold import Fold
 from replayscope.inspector.geometry import window_layers
+from replayscope.inspector.lineup import Job, line_up
 from replayscope.inspector.options import Result, RunOptions
 from replayscope.inspector.points import expand_points
-from replayscope.inspector.runner import Job, foreign_tokens, line_up, run
+from replayscope.inspector.runner import foreign_tokens, run
 from replayscope.inspector.semantics import Shape, admits, arm_names, floor_layers, has_cut, unsuited
 from replayscope.inspector.snapshot import Snapshots
 from replayscope.kernels.impl import choose
@@ -98,13 +101,14 @@ def _write_trace(options: RunOptions) -> Path:
         audit=options.audit,
         keep_rows=keep,
         impl=_impl(options, model),
+        budget=options.budget,
     )
     line, notes = line_up(job)
     for note in notes:
         log.info("%s", note)
     executor = loaded.engine or _our_executor(options, model)
     smaller = DTYPES[options.store_dtype] if options.store_dtype else None
-    expected = estimate.estimate(executor, ids, line, names, keep, smaller)
+    expected = estimate.estimate(executor, ids, line, names, keep, job.budget, smaller)
     log.info("%s", expected.text)
     expected.refuse_if_too_large(path, options.max_bytes)
     writer = TraceWriter(
@@ -135,6 +139,8 @@ def _write_trace(options: RunOptions) -> Path:
                 foreign=foreign_tokens(ids, options.seed),
                 on_oracle=states.oracle,
                 snapshots=snapshots,
+                on_wave=states.begin,
+                on_stop=lambda fold: _keep(out, fold),
             )
         log.info("ran in %.1f s", time.perf_counter() - began)
         # Only now is it known whether cached bytes changed.
@@ -144,6 +150,12 @@ def _write_trace(options: RunOptions) -> Path:
         log.log(logging.WARNING if states.downcast.lost else logging.INFO, "%s", states.downcast.text)
     snapshots.clear()
     return path
+
+
+def _keep(out: QueuedWriter, fold: Fold) -> None:
+    """Put what an interrupted run has folded into its `.partial`: whole layers, and of several parts whole runs."""
+    tables.write_fold(out, fold)
+    out.flush()
 
 
 def _check_engine_options(options: RunOptions, tokens: int) -> None:
@@ -276,18 +288,25 @@ def _cuts(options: RunOptions, shape: Shape, arms: tuple[str, ...]) -> tuple[int
 
 
 class _Progress:
-    """One line on stderr that is written over; nothing where it is not a terminal or with --quiet."""
+    """One line on stderr that is written over: percent, what runs now, and the time left at the pace so far.
 
-    def __init__(self, verbosity: int) -> None:
+    Nothing where it is not a terminal or with --quiet. The first call says where the run begins, which is not 0 for one
+    that was taken up.
+    """
+
+    def __init__(self, verbosity: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.on = verbosity >= 0 and sys.stderr.isatty()
-        self.began = time.perf_counter()
+        self.clock, self.first = clock, None
 
     def __call__(self, done: int, total: int, what: str) -> None:
         if not self.on:
             return
-        spent = time.perf_counter() - self.began
-        left = f", {spent / done * (total - done):.0f} s left" if done else ""
-        print(f"\r\033[K{done}/{total} {what}{left}", end="" if done < total else "\n", file=sys.stderr, flush=True)
+        now = self.clock()
+        self.first = self.first or (now, done)
+        began, before = self.first
+        left = f", {(now - began) / (done - before) * (total - done):.0f} s left" if before < done < total else ""
+        line = f"\r\033[K{100 * done // max(total, 1)}/100 {what}{left}"
+        print(line, end="" if done < total else "\n", file=sys.stderr, flush=True)
 
 
 def _result(path: Path) -> Result:

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from replayscope.inspector.executor import Executor
+from replayscope.inspector.lineup import Job, line_up
 from replayscope.inspector.pool import Pool
-from replayscope.inspector.runner import Job, foreign_tokens, line_up, run
+from replayscope.inspector.runner import foreign_tokens, run
 from replayscope.inspector.semantics import ARMS, NOISE
 from replayscope.traces.schema import THRESHOLDS
 from tests import v41

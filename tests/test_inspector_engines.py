@@ -24,8 +24,8 @@ from replayscope.inspector.engines import (
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.exact import exact_rows
 from replayscope.inspector.features import FEATURES, VERDICTS, feature
+from replayscope.inspector.lineup import Job, line_up
 from replayscope.inspector.plan import Request
-from replayscope.inspector.runner import Job, line_up
 from replayscope.inspector.semantics import Shape, admits, request
 from replayscope.model.config import ModelConfig
 from tests import v41

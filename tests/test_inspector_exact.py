@@ -15,8 +15,9 @@ from replayscope.inspector.engines import ENGINES
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.exact import exact_rows
 from replayscope.inspector.executor import Executor
+from replayscope.inspector.lineup import Job, line_up
 from replayscope.inspector.plan import Request
-from replayscope.inspector.runner import Job, line_up, run
+from replayscope.inspector.runner import run
 from replayscope.inspector.semantics import Shape, request
 from replayscope.model.weights import Model, build, expected_shapes
 from replayscope.traces.reader import TraceReader

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from replayscope.inspector.executor import Executor
-from replayscope.inspector.runner import Job, line_up, run
+from replayscope.inspector.lineup import Job, line_up
+from replayscope.inspector.runner import run
 from replayscope.inspector.semantics import FREEZABLE
 from tests import v41
 
