@@ -74,6 +74,12 @@ def text(judged: Judgement, contract: str, model: str, worst: int = 10) -> str:
     for cell in bad:
         p = f", p {cell.adjusted:.2g} among {len(judged.judged)}" if cell.drop.worse or cell.drop.better else ""
         lines += [f"  {cell.state}  {cell.name}{p}", *(f"        {why}" for why in cell.why[:4])]
+        kl, first = cell.spread.get("kl"), cell.by_step["first"]
+        if kl:
+            told = f"first differing token at step {first[0]}" if first else "no token differs"
+            lines += [
+                f"        kl mean {kl[0]:.3g}, q95 {kl[2]:.3g}, max {kl[3]:.3g}; {told} ({len(first)} prompts differ)"
+            ]
         lines += [f"        {command(cell, contract, model)}"]
     if judged.prices:
         lines += ["", *table(price_rows(judged.prices))]
@@ -128,6 +134,8 @@ def _cell(cell: Cell, contract: str, model: str) -> dict[str, Any]:
         "needed": cell.needed,
         "faults": list(cell.faults),
         "kl": _interval(cell.kl),
+        "spread": {key: dict(zip(("mean", "q50", "q95", "max"), v, strict=True)) for key, v in cell.spread.items()},
+        "by_step": dict(cell.by_step),
         "limits": [_checked(check) for check in cell.checks],
         "command": command(cell, contract, model),
     }

@@ -7,7 +7,7 @@ import numpy as np
 
 from replayscope.inspector.judge_contract import Evidence
 from replayscope.inspector.judge_results import Results
-from replayscope.inspector.judge_stats import Interval, bootstrap
+from replayscope.inspector.judge_stats import Interval, bootstrap, statistic
 
 Pairs = Sequence[tuple[dict, dict]]
 
@@ -36,6 +36,29 @@ def values_of(pairs: Pairs, beside: Sequence[Pairs] = ()) -> dict[str, list[floa
     if beside and (jumps := _jumps(pairs, beside)):
         out["jump"] = jumps
     return out
+
+
+def spread(values: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """metric → mean, q50, q95 and max over the prompts, of all that is no state."""
+    return {
+        key: [float(f(np.asarray(v))) for f in map(statistic, ("mean", "q50", "q95", "max"))]
+        for key, v in values.items()
+        if "." not in key
+    }
+
+
+def by_step(pairs: Pairs) -> dict[str, list[float]]:
+    """Along the output, over the prompts that got so far: share whose greedy token is full's, mean forced KL; and the
+    earliest step that differs, per prompt that does, as 'first'."""
+    steps = max((len(run.get("differs", ())) for _, run in pairs), default=0)
+    told: dict[str, list[float]] = {"agreement": [], "kl": [], "first": []}
+    for step in range(steps):
+        apart = [run["differs"][step] for _, run in pairs if len(run.get("differs", ())) > step]
+        kl = [run["kl"][step] for _, run in pairs if len(run.get("kl", ())) > step]
+        told["agreement"].append(1 - float(np.mean(apart)))
+        told["kl"].append(float(np.mean([math.inf if v is None else v for v in kl])) if kl else math.nan)
+    told["first"] = sorted(run["differs"].index(1) for _, run in pairs if 1 in run.get("differs", ()))
+    return told
 
 
 def _jumps(pairs: Pairs, beside: Sequence[Pairs]) -> list[float]:

@@ -17,7 +17,7 @@ from replayscope.inspector.judge_contract import COSTS, STATES, Contract, Limit,
 from replayscope.inspector.judge_matrix import CONTROL, Run, engine_groups, groups, neighbours
 from replayscope.inspector.judge_results import Results
 from replayscope.inspector.judge_stats import Drop, Interval, bootstrap, compare, holm, pairs_needed
-from replayscope.inspector.judge_values import Costs, values_of
+from replayscope.inspector.judge_values import Costs, by_step, spread, values_of
 
 ACCEPT, DECODER_ONLY = "accept", "accept decoder replay only"
 REFUSE, LACKING = "refuse", "not enough evidence"
@@ -73,6 +73,7 @@ class Cell:
     success: share of prompts that full answers; drop: paired with it; blind: full succeeds too seldom to show a drop.
     needed: pairs that would settle it if nothing dropped. faults: what proves the run wrong or void, in words.
     adjusted: McNemar's p among all cells (Holm). state: the worst of its parts; why: in words, the worst first.
+    spread: metric → mean, q50, q95, max; by_step: agreement and KL along the output.
     """
 
     name: str
@@ -88,6 +89,8 @@ class Cell:
     state: str
     why: tuple[str, ...]
     kl: Interval
+    spread: Mapping[str, list[float]]
+    by_step: Mapping[str, list[float]]
 
     @property
     def control(self) -> bool:
@@ -206,6 +209,8 @@ def _draft(contract: Contract, at: tuple[str, str], pairs: Pairs, found: Mapping
         "faults": tuple(_faults(pairs)),
         "void": [run["void"] for _, run in pairs if run.get("void")],
         "kl": interval("kl", "mean"),
+        "spread": spread(values),
+        "by_step": by_step(valid),
         "new": [full["seed"] for full, run in valid if full["exact"] and not run["exact"]],
     }
 
@@ -270,6 +275,7 @@ def _settled(draft: dict, adjusted: float, contract: Contract) -> Cell:
     return Cell(
         draft["name"], parts, draft["success"], drop, blind, needed, budget, adjusted, draft["checks"],
         draft["faults"], state, tuple(text for _, text in said), draft["kl"],
+        draft["spread"], draft["by_step"],
     )  # fmt: skip
 
 

@@ -169,6 +169,8 @@ def test_the_json_is_strict_and_holds_every_cell():
     )
     (bad,) = [cell for cell in data["cells"] if cell["cell"] == BOTH]
     assert bad["state"] == "fail" and bad["command"].startswith("replayscope judge run made.toml -m mini --cells")
+    (other,) = [cell for cell in data["cells"] if cell["cell"] == BOTH + "+1"]
+    assert other["spread"]["kl"]["max"] == pytest.approx(0.016) and other["by_step"]["agreement"] == [1.0] * 4
     assert json.loads(json.dumps(data, allow_nan=True))["verdict"] == found.verdict
     assert judge_verdict.ROLL_BACK == ("off", "decoder", "encoder")
 
