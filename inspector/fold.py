@@ -17,7 +17,7 @@ from replayscope.traces.schema import SINGLE_POINTS, RunInfo, Table, bucket_name
 Arrays = dict[str, np.ndarray]
 TOP_K = 5
 # Numbers of each side compared at once: their float64 copies stay in a core's cache. Larger blocks took twice as long.
-_BLOCK, _GPU_BLOCK = 1 << 15, 1 << 24
+_BLOCK, _GPU_BLOCK = 1 << 16, 1 << 24
 # A margin that no noise run moved is still only known to rounding; relative to the layer's largest margin.
 _MARGIN_EPS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 _SUMS = ("elements", "diff2", "ref2", "arm2", "dot", "over", "nonfinite")

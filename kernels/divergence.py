@@ -35,32 +35,40 @@ def row_sums(
     a, r = (x.flatten(1).double() for x in _paired(a, r, pairs))
     rows, width = a.shape
     nonfinite = bad = torch.zeros(rows, dtype=torch.long, device=a.device)
-    ref2, arm2 = r.square().sum(1), a.square().sum(1)
+    ref2, arm2 = _squares(r), _squares(a)
     # A number that is not finite shows in its row's sum of squares, so that the common case needs no mask.
     if not torch.isfinite(ref2.sum() + arm2.sum()):
         ok = torch.isfinite(a) & torch.isfinite(r)
         same = (a == r) | (torch.isnan(a) & torch.isnan(r))
         nonfinite, bad = (~ok & ~same).sum(1), (~torch.isfinite(a)).sum(1)
         a, r = a.masked_fill(~ok, 0.0), r.masked_fill(~ok, 0.0)
-        ref2, arm2 = r.square().sum(1), a.square().sum(1)
+        ref2, arm2 = _squares(r), _squares(a)
     gap = a - r
-    size = gap.abs()
+    diff2, dot = _squares(gap), (a * r).sum(1)
+    size = gap.abs_()
     if width:
         max_abs, col = size.max(1)
     else:
         max_abs, col = size.new_zeros(rows), torch.zeros(rows, dtype=torch.long, device=a.device)
+    # Counted in float64, which takes half as long as summing booleans.
+    over = torch.gt(size, tol_abs + tol_rel * r.abs(), out=torch.empty_like(size)).sum(1).long()
     return {
         "elements": torch.full((rows,), width, dtype=torch.long, device=a.device),
-        "diff2": gap.square().sum(1),
+        "diff2": diff2,
         "ref2": ref2,
         "arm2": arm2,
-        "dot": (a * r).sum(1),
+        "dot": dot,
         "max_abs": max_abs,
         "max_col": col.masked_fill(max_abs == 0, -1),
-        "over": (size > tol_abs + tol_rel * r.abs()).sum(1),
+        "over": over,
         "nonfinite": nonfinite,
         "bad": bad,
     }
+
+
+def _squares(x: Tensor) -> Tensor:
+    """Σx² of each row, in one pass."""
+    return torch.linalg.vector_norm(x, dim=1).square_()
 
 
 def logits_rows(
