@@ -152,7 +152,7 @@ def _ticks(chart: MapChart) -> list[tuple[float, str]]:
 
 
 def _hover(chart: MapChart) -> np.ndarray:
-    """Hover text of every cell [row, column]: where it is, value, n, floor and class. Few tags: it is most of a figure."""
+    """Hover text of every cell [row, column]: place, value, n, floor and class. Few tags: it is most of a figure."""
     grid, unit = chart.grid, f" {chart.scale.unit}" if chart.scale.unit else ""
     heads = [
         f"{chart.column} {count(a)}" if b - a <= 1 or (chart.column == "H" and not grid.pooled > 1)
