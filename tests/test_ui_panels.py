@@ -64,3 +64,16 @@ def test_what_is_said_once_stands_in_the_key_once():
     figure = draw_panels(Chart("t", "s"), {"A": panel(value), "B": panel(value)})
     listed = [t.name for t in figure.data if t.showlegend is not False and t.type != "heatmap"]
     assert len(listed) == len(set(listed)) and figure.layout.meta["key"] == ["identical"]
+
+
+def test_panels_share_the_cells_that_a_figure_may_have_and_keep_every_peak():
+    value = np.full((4, 100_000), 1e-6)
+    value[2, 77_777] = -3.0
+    panels = {name: panel(value, "signed") for name in ("reference", "arm", "arm − reference")}
+    figure = draw_panels(Chart("t", "s"), panels)
+    maps = [t for t in figure.data if t.name == "magnitude"]
+    assert len(maps) == 3 and sum(np.asarray(t.z).size for t in maps) <= 200_000
+    for shown in maps:
+        assert np.nanmin(shown.z) == -3.0, "a large negative number is as large as a positive one"
+    notes = figure.layout.meta["notes"]
+    assert len(notes) == 1 and "the largest of up to" in notes[0] and figure.layout.meta["pooled"]

@@ -65,7 +65,8 @@ class Grid:
         rows, columns = self.shape
         ends = sorted({0, columns} | {edge for edge in edges if 0 < edge < columns})
         starts = np.array(ends[:-1])
-        rank = np.nan_to_num(self.value, nan=-np.inf, posinf=np.finfo(float).max, neginf=-np.inf)
+        # By size: of signed differences a large negative one is as large.
+        rank = np.nan_to_num(np.abs(self.value), nan=-np.inf, posinf=np.finfo(float).max)
         rank = np.where(self.kind == BUG, np.inf, rank)
         groups = zip(starts, ends[1:], strict=True)
         best = np.stack([a + rank[:, a:b].argmax(axis=1) for a, b in groups], axis=1)

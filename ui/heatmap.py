@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from replayscope.ui.grid import ABSENT, BUG, DESIGN, FLIP, IDENTICAL, NOISE, VALUE, Grid, MapChart
+from replayscope.ui.grid import ABSENT, BUG, DESIGN, FLIP, IDENTICAL, MAX_CELLS, NOISE, VALUE, Grid, MapChart
 from replayscope.ui.heading import heading, message
 from replayscope.ui.marks import add_marks, add_outline, add_patches, add_points
 from replayscope.ui.theme import LIGHT, count, escape, number, template
@@ -24,9 +24,10 @@ CLASS_WORDS = {
 }
 
 
-def draw(chart: MapChart, height: int | None = None) -> go.Figure:
-    """A MapChart as a plotly figure in light colours; a grid without cells gives the axes and a message."""
-    chart = _fitted(chart)
+def draw(chart: MapChart, height: int | None = None, cells: int = MAX_CELLS) -> go.Figure:
+    """A MapChart as a plotly figure in light colours, of at most `cells` cells; a grid without any gives the axes and a
+    message."""
+    chart = _fitted(chart, cells)
     grid = chart.grid
     figure = go.Figure(layout={"template": template()})
     rows, columns = grid.shape
@@ -49,7 +50,7 @@ def _traces(figure: go.Figure) -> tuple:
     return figure.data  # type: ignore[return-value]
 
 
-def _fitted(chart: MapChart) -> MapChart:
+def _fitted(chart: MapChart, cells: int) -> MapChart:
     """The chart with columns merged: the far end of a long axis, and whatever is more than a browser should be sent."""
     grid, marks = chart.grid, list(chart.marks)
     columns, fine = grid.shape[1], chart.fine
@@ -65,7 +66,7 @@ def _fitted(chart: MapChart) -> MapChart:
     keep = {int(chart.edge(token)) + d for token, _ in chart.marks for d in (-1, 0)}
     if chart.cut is not None:
         keep.add(int(chart.edge(chart.cut)))
-    pooled = grid.pool(keep)
+    pooled = grid.pool(keep, cells)
     if pooled is grid:
         return chart
     note = f"each cell is the largest of up to {count(pooled.pooled)} neighbours, never a mean"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
 
-from replayscope.ui.grid import Chart, MapChart
+from replayscope.ui.grid import MAX_CELLS, Chart, MapChart
 from replayscope.ui.heading import heading
 from replayscope.ui.heatmap import draw
 from replayscope.ui.theme import LIGHT, escape, template
@@ -15,8 +16,13 @@ GAP = 72  # pixels between two panels: an axis title below the upper one, a name
 
 
 def draw_panels(chart: Chart, panels: dict[str, MapChart]) -> go.Figure:
-    """One figure with the maps one below the other, each under its name; `chart` has title, sentence and notes."""
-    drawn = {name: draw(one) for name, one in panels.items()}
+    """One figure with the maps one below the other, each under its name; `chart` has title, sentence and notes.
+
+    The maps share the number of cells that a figure may have; what was merged is said once.
+    """
+    drawn = {name: draw(one, cells=MAX_CELLS // len(panels)) for name, one in panels.items()}
+    said = dict.fromkeys(note for part in drawn.values() for note in _meta(part)["notes"])
+    chart = replace(chart, notes=(*chart.notes, *said))
     heights = [max(64, min(420, 18 * max(one.grid.shape[0], 1))) for one in panels.values()]
     total = sum(heights) + GAP * (len(heights) - 1)
     figure = go.Figure(layout={"template": template()})
