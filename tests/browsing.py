@@ -1,14 +1,23 @@
 """A real browser for tests: a page that remembers every complaint, and the few gestures that tests share."""
 
 import re
+from collections.abc import Iterator
 
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page, sync_playwright
 
 FLAGS = ("--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
          "--disable-component-update --disable-sync").split()  # fmt: skip
 CARD = "getComputedStyle(document.querySelector('.rs-card')).backgroundColor"
 LIGHT, DARK = "rgb(255, 255, 255)", "rgb(22, 27, 31)"
 WITHIN = "document.documentElement.scrollWidth <= window.innerWidth"
+
+
+def started(chromium: str) -> Iterator[Browser]:
+    """A browser for the tests of a module."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
 
 
 class Watched:
@@ -59,7 +68,8 @@ def wait_title(page: Page, place: str, words: str) -> None:
 def wait_text(page: Page, place: str, words: str) -> None:
     """Waits until a place says some words."""
     page.wait_for_function(
-        "([place, words]) => document.querySelector(place).textContent.includes(words)", arg=[place, words]
+        "([place, words]) => (document.querySelector(place) || {textContent: ''}).textContent.includes(words)",
+        arg=[place, words],
     )
 
 

@@ -16,7 +16,6 @@ from replayscope.ui.report import report
 from tests.browsing import (
     CARD,
     DARK,
-    FLAGS,
     LIGHT,
     WITHIN,
     Watched,
@@ -25,6 +24,7 @@ from tests.browsing import (
     drawn,
     heading,
     open_tab,
+    started,
     wait_text,
     wait_title,
 )
@@ -56,11 +56,7 @@ def url(root) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser(chromium):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need the package playwright")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield browser
-        browser.close()
+    yield from started(chromium)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ class Job:
     @property
     def asks(self) -> bool:
         """Whether it only asks what the run would cost."""
-        return "--max-bytes" in self.words
+        return "--max-bytes=1" in self.words
 
 
 @dataclass

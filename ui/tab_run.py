@@ -40,8 +40,8 @@ def place() -> dict[str, Component]:
                 elem_id="rs-run-text",
             )  # fmt: skip
             with gr.Row():
-                cuts = gr.Textbox("grid", label="cuts: 128,256 · start:stop:step · grid · around:W · all")
-                replay = gr.Textbox("W", label="replay lengths: W · 2W · exact · 64,128")
+                cuts = gr.Textbox("grid", label="cuts: 128,256 · a:b:step · grid · all", elem_id="rs-run-cuts")
+                replay = gr.Textbox("W", label="replay lengths: W · 2W · exact")
                 suffix = gr.Textbox("64", label="suffix rows, or all")
             with gr.Row():
                 semantics = gr.Dropdown(list(ENGINES), value=["paper"], multiselect=True, label="semantics")
