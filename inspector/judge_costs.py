@@ -23,7 +23,7 @@ PROMPTS, STEPS = 2, 6
 def cost_lines(
     model: Model, contract: Contract, group: Group, text: Text, done: set[tuple[str, int]], executor: Executor
 ) -> Iterator[Line]:
-    """One line per timed prompt; the arms take turns in being first, so that none is always the one that warms up."""
+    """One line per timed prompt, each arm at its longest hit; they take turns in being first, which warms up."""
     for i in range(min(PROMPTS, contract.evidence.samples)):
         seed = contract.evidence.seed + i
         if (group.label, seed) not in done:
@@ -36,18 +36,15 @@ def _timed(model: Model, group: Group, seed: int, text: Text, executor: Executor
     ids = torch.zeros(N + STEPS, dtype=torch.long)
     ids[:N] = torch.tensor(one.ids)
     shape = Shape(c, N + STEPS, forced=STEPS)
-    runs: dict[str, Run] = {}
+    longest: dict[str, tuple[int, Run]] = {}
     for run in group.runs:
-        runs.setdefault(run.arm, run)
+        cut = -1 if run.cut is None else matrix.cut_of(run, one, c.sliding_window)
+        if cut is not None and (run.arm not in longest or cut > longest[run.arm][0]):
+            longest[run.arm] = cut, run
     requests = [request(shape, "full")]
-    for run in runs.values():
-        cut = None
-        if run.cut is not None:
-            # A hit that starts in the middle of a pair needs full's open pair, which only a shared step has.
-            found = matrix.cut_of(run, one, c.sliding_window)
-            cut = None if found is None else found // 2 * 2
-        if run.cut is None or cut is not None:
-            requests.append(request(shape, run.arm, cut, semantics=run.semantics))
+    for cut, run in longest.values():
+        # A hit that starts in the middle of a pair needs full's open pair, which only a shared step has.
+        requests.append(request(shape, run.arm, None if cut < 0 else cut // 2 * 2, semantics=run.semantics))
     arms: dict[str, Line] = {}
     executor.start(Plan(tuple(requests)), {"prompt": ids})
     # Full runs first, since the others read its prefix; a second time it is timed in its turn.

@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -85,7 +86,12 @@ def header_of(contract: Contract, model: str, cells: str) -> dict:
         },
         "model": model,
         "cells": cells,
-        "made": {"on": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "platform": platform.platform()},
+        "made": {
+            "on": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "versions": {name: version(name) for name in ("replayscope", "torch", "numpy")},
+        },
     }
 
 
