@@ -29,9 +29,9 @@ from replayscope.model.weights import Model
 from replayscope.traces.reader import TraceReader
 
 TOKENS = 1024
-CUTS = "128:880:94"
+CUTS = "160:880:144"
 DECODED = 128
-REPLAYS = "W,2W,3W,4W,6W,8W,exact"
+REPLAYS = "W,2W,3W,4W,6W,exact"
 PASSED = (1e-1, 1e-2, 1e-3, 1e-4)
 ARMS = ("encoder", "decoder", "both")
 HITS = (1, 2, 4, 8)
@@ -169,7 +169,7 @@ def compounding(model: Model) -> list[dict[str, Any]]:
     out = []
     N, window = TOKENS, model.config.sliding_window
     texts = [torch.tensor(tokenizer.encode(samples.load(name))) for name in samples.SAMPLES]
-    pieces = [t[at : at + N] for t in texts for at in range(0, len(t) - N + 1, N // 2)][:12]
+    pieces = [t[at : at + N] for t in texts for at in range(0, len(t) - N + 1, N // 2)][:6]
     tail = slice(2 * (N * 7 // 8 // 2), N)
     for hits in HITS:
         kls = []

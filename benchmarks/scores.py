@@ -88,7 +88,7 @@ def records(model_name: str, trials: int, length: int, kinds: list[str]) -> Iter
 def main() -> None:
     parser = argparse.ArgumentParser(description="Scores of the embedded models under each arm, by place of the cut.")
     parser.add_argument("-m", "--model", action="append", help="a preset or folder; may be given again (default mini)")
-    parser.add_argument("--trials", type=int, default=25, help="prompts per task and place")
+    parser.add_argument("--trials", type=int, default=10, help="prompts per task and place")
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a prompt")
     parser.add_argument("--task", action="append", choices=list(tasks.TASKS))
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON lines")

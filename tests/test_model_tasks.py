@@ -133,7 +133,47 @@ def test_training_answers_are_the_spans_that_they_claim():
 
 
 def test_pieces_do_not_depend_on_anything_but_the_generator():
-    one, two = (tasks.pieces(random.Random(5), 700, {"chain": 3, "edit": 2}, ["chain", "edit"], {"chain": 3}) for _ in range(2))
+    one, two = (
+        tasks.pieces(random.Random(5), 700, {"chain": 3, "edit": 2}, ["chain", "edit"], {"chain": 3}) for _ in range(2)
+    )
     assert one == two
     assert sum(piece.task == "chain" for _, piece in one) == 3
     assert [p for p, _ in one] == sorted(p for p, _ in one)
+
+
+TEXT = np.frombuffer(b"the quick brown fox " * 60, np.uint8)
+
+
+def test_what_is_written_in_is_marked_and_the_text_around_it_is_whole():
+    lesson = train_data.Lesson(256, 1, {"passkey": 1})
+    corpus = train_data.Corpus(dict.fromkeys(train_data.MIX, TEXT))
+    found = 0
+    for step in range(20):
+        made = train_data.batch(corpus, 3, step, 256, lesson)
+        for _, first, stop, _ in made.answers:
+            found += 1
+            raw = bytes(made.ids[0].clip(0, 255).astype(np.uint8)).decode("latin-1")
+            key = raw[first + 1 : stop]
+            hidden = np.flatnonzero(~made.text[0]) + 1
+            # The key where it is said cannot be predicted, and where it is asked for it is the answer.
+            assert raw[hidden[hidden <= first][-4] :][:4] == key
+            rest = raw.replace(f"\npasskey = {key};\n", "").replace(f"\npasskey? {key};\n", "")
+            assert rest[1:] in TEXT.tobytes().decode()
+    assert found > 5
+
+
+def test_questions_reach_far():
+    rng, distances = random.Random(4), []
+    for _ in range(300):
+        said, asked = (place for place, _ in tasks.pieces(rng, 1024, {"passkey": 1}, ["passkey"], {}))
+        distances.append(asked - said)
+    assert min(distances) >= 0
+    assert np.mean(np.array(distances) > 256) > 0.2
+
+
+def test_a_batch_is_the_same_for_the_same_seed_and_step():
+    lesson = train_data.Lesson(128, 2, dict.fromkeys(tasks.TASKS, 1))
+    corpus = train_data.Corpus(dict.fromkeys(train_data.MIX, TEXT))
+    first, again, other = (train_data.batch(corpus, 7, step, 512, lesson) for step in (5, 5, 6))
+    assert np.array_equal(first.ids, again.ids) and np.array_equal(first.answers, again.answers)
+    assert not np.array_equal(first.ids, other.ids)
