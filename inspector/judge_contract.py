@@ -33,7 +33,7 @@ CUTS = {
 }
 OUTPUTS = {
     "short": "the answer and one token more",
-    "long": "64 tokens",
+    "long": "40 tokens",
     "turns": "three turns, each over the cache as the turns before left it",
 }
 METRICS = {

@@ -18,7 +18,7 @@ from replayscope.model.tasks import Sample, make
 
 Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
-LONG, TURNS = 64, 3
+LONG, TURNS = 40, 3
 CONTROL = "hit"
 
 
