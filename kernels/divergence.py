@@ -32,7 +32,8 @@ def row_sums(
         from replayscope.kernels import divergence_triton
 
         return divergence_triton.row_sums(a, r, tol_abs, tol_rel, pairs)
-    a, r = (x.flatten(1).double() for x in _paired(a, r, pairs))
+    # Copies of its own, so that all that follows is done in place: memory of this size is dear to take.
+    a, r = (x.flatten(1).to(torch.float64, copy=True) for x in _paired(a, r, pairs))
     rows, width = a.shape
     nonfinite = bad = torch.zeros(rows, dtype=torch.long, device=a.device)
     ref2, arm2 = _squares(r), _squares(a)
@@ -44,14 +45,14 @@ def row_sums(
         a, r = a.masked_fill(~ok, 0.0), r.masked_fill(~ok, 0.0)
         ref2, arm2 = _squares(r), _squares(a)
     gap = a - r
-    diff2, dot = _squares(gap), (a * r).sum(1)
-    size = gap.abs_()
+    diff2, dot = _squares(gap), a.mul_(r).sum(1)
+    size, limit = gap.abs_(), r.abs_().mul_(tol_rel).add_(tol_abs)
     if width:
         max_abs, col = size.max(1)
     else:
         max_abs, col = size.new_zeros(rows), torch.zeros(rows, dtype=torch.long, device=a.device)
     # Counted in float64, which takes half as long as summing booleans.
-    over = torch.gt(size, tol_abs + tol_rel * r.abs(), out=torch.empty_like(size)).sum(1).long()
+    over = torch.gt(size, limit, out=limit).sum(1).long()
     return {
         "elements": torch.full((rows,), width, dtype=torch.long, device=a.device),
         "diff2": diff2,
