@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from replayscope.kernels.impl import readable
+from replayscope.kernels.impl import on_its_device, readable
 from replayscope.kernels.offsets_triton import offset
 from replayscope.kernels.packed import EntryRows, WindowRows
 
@@ -125,6 +125,7 @@ def _attend(
     tl.store(out_ptr + out_at, out.to(out_ptr.dtype.element_ty), mask=some)
 
 
+@on_its_device
 def packed_attention(
     q: Tensor,
     window_kv: Tensor,

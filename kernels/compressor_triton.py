@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from replayscope.kernels.impl import interpreted, readable
+from replayscope.kernels.impl import interpreted, on_its_device, readable
 from replayscope.kernels.offsets_triton import offset
 
 
@@ -31,6 +31,7 @@ def _compress(
     tl.store(out_ptr + offset(pair, out_row) + col, (x * scale * norm).to(out_ptr.dtype.element_ty), mask=live)
 
 
+@on_its_device
 def compress_pairs(content: Tensor, score: Tensor, norm: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """``compressor.compress_pairs`` of float32 content and score, which may be any views."""
     if dtype == torch.bfloat16 and interpreted():

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from replayscope.kernels.impl import readable
+from replayscope.kernels.impl import on_its_device, readable
 from replayscope.kernels.offsets_triton import finite, offset
 
 PIECE = 4096
@@ -69,6 +69,7 @@ def _state(
     tl.store(counts_ptr + at * 4 + 3, tl.sum(bad, 1).to(tl.int64), mask=live)
 
 
+@on_its_device
 def row_sums(
     a: Tensor, r: Tensor, tol_abs: float, tol_rel: float, pairs: tuple[Tensor, Tensor] | None = None
 ) -> dict[str, Tensor]:

@@ -1,13 +1,18 @@
 """Which form of an op runs: its meaning in torch, or the Triton kernel that is tested against it."""
 
 import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 IMPLS = ("auto", "torch", "triton")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Choice(NamedTuple):
@@ -51,6 +56,17 @@ def interpreted() -> bool:
 def readable(x: Tensor) -> Tensor:
     """x as a kernel may read it: the interpreter does arithmetic on bf16's bit patterns (triton-lang/triton#11584)."""
     return x.float() if x.dtype == torch.bfloat16 and interpreted() else x
+
+
+def on_its_device(f: Callable[Concatenate[Tensor, P], T]) -> Callable[Concatenate[Tensor, P], T]:
+    """f with the device of its first tensor as the current one: Triton launches there, wherever the pointers lead."""
+
+    @wraps(f)
+    def launch(x: Tensor, *args: P.args, **more: P.kwargs) -> T:
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            return f(x, *args, **more)
+
+    return launch
 
 
 def _hindrance(device: torch.device, dtype: torch.dtype) -> str | None:

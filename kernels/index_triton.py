@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from replayscope.kernels.impl import readable
+from replayscope.kernels.impl import on_its_device, readable
 from replayscope.kernels.offsets_triton import offset
 
 _BLOCK = 1024
@@ -58,6 +58,7 @@ def _scores(
     tl.store(out_ptr + out_at, scores, mask=(row < rows)[:, None] & (local < entries)[None, :])
 
 
+@on_its_device
 def index_scores(
     q: Tensor, weights: Tensor, keys: list[Tensor], seen: Tensor, inside: Tensor | None, size: int
 ) -> Tensor:
@@ -147,6 +148,7 @@ def _select(
     tl.store(margin_ptr + row, tl.where(count > k, last - rejected, float("inf")))
 
 
+@on_its_device
 def topk_entries(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """``index.topk_entries`` of float32 scores [rows, E]; of equal scores at the border the lowest entries."""
     rows, entries = scores.shape

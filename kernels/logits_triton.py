@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from replayscope.kernels.impl import readable
+from replayscope.kernels.impl import on_its_device, readable
 from replayscope.kernels.offsets_triton import offset
 
 PIECE = 16384
@@ -108,6 +108,7 @@ def _second_sweep(
     tl.store(shared_ptr + at, tl.sum(shared, 0).to(tl.int64))
 
 
+@on_its_device
 def logits_rows(
     a: Tensor, r: Tensor, following: Tensor, k: int, pairs: tuple[Tensor, Tensor] | None = None
 ) -> dict[str, Tensor]:

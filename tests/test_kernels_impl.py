@@ -1,5 +1,7 @@
 """Which form of a kernel runs: as asked, or with the reason why not."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -46,6 +48,26 @@ def test_what_cannot_run_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert impl.choose("triton", CPU, torch.float32).impl == "triton"
     assert impl.choose("auto", CPU, torch.float32) == ("torch", "Triton's interpreter is for tests")
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch):
+    """Else layers on a second GPU would be computed by the first, with pointers that it cannot follow."""
+    current = []
+
+    @contextmanager
+    def device(where):
+        current.append(where)
+        yield
+
+    @impl.on_its_device
+    def launch(x, more):
+        return more, list(current)
+
+    class Far:
+        is_cuda, device = True, "cuda:1"
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    assert launch(torch.zeros(1), 3) == (3, []) and launch(Far(), more=4) == (4, ["cuda:1"])
 
 
 def test_the_trace_says_what_ran_and_why():
