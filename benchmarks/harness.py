@@ -80,12 +80,15 @@ def run_case(case: Case, device: torch.device, rounds: int) -> Iterator[dict[str
         yield {**head, "failed": str(error) or "the variants do not agree"}
         return
     times: dict[str, list[float]] = {name: [] for name in contest.variants}
+    processor: dict[str, list[float]] = {name: [] for name in contest.variants}
     for call in contest.variants.values():  # allocators, caches and compilers settle
         _seconds(call, device)
     for number in range(rounds):
         # The other way round in every second one: whoever comes first may find the machine in another state.
         for name, call in list(contest.variants.items())[:: -1 if number % 2 else 1]:
+            began = time.process_time()
             times[name].append(_seconds(call, device) * contest.scale.get(name, 1.0))
+            processor[name].append(time.process_time() - began)
     for name, taken in times.items():
         median = statistics.median(taken)
         ratios = [base / own for base, own in zip(times[case.against], taken, strict=True)]
@@ -100,6 +103,8 @@ def run_case(case: Case, device: torch.device, rounds: int) -> Iterator[dict[str
             "against": case.against,
             "ratio": statistics.median(ratios),
             "ratio_range": [min(ratios), max(ratios)],
+            # Of all threads: on a busy machine it says more than the clock does.
+            "processor_s": statistics.median(processor[name]),
             "ratio_quartiles": [float(np.quantile(ratios, q)) for q in (0.25, 0.75)],
             **rate,
         }
