@@ -154,12 +154,12 @@ class TraceReader:
     def sizes(self) -> dict[str, int]:
         """Stored bytes of each part of the file: 'divergence', 'rows', 'states', …"""
         total: dict[str, int] = {}
-        seen = set()
+        seen: set[h5py.Dataset] = set()
         with safe.open_trace(self.path) as file:
             for path, item in safe.walk(file):
                 # Positions that states share are one dataset under several names.
-                if isinstance(item, h5py.Dataset) and (place := h5py.h5o.get_info(item.id).addr) not in seen:
-                    seen.add(place)
+                if isinstance(item, h5py.Dataset) and item not in seen:
+                    seen.add(item)
                     part = path.split("/")[1]
                     total[part] = total.get(part, 0) + int(item.id.get_storage_size())
         return total
