@@ -20,6 +20,8 @@ from harness import environment
 from replayscope.inspector.metrics import metric
 from replayscope.traces import QueuedWriter, RunInfo, Table, Tokens, TraceReader, TraceWriter
 from replayscope.traces.schema import bucket_names
+from replayscope.ui import tab_overview, view
+from replayscope.ui.library import Library
 
 LAYERS, ROWS, WIDTH, CUTS = 40, 4096, 512, 24
 
@@ -32,7 +34,9 @@ def write(path: Path, size: int) -> None:
     runs = [RunInfo(i, "encoder", "paper", i, 128, 0, ROWS, ROWS, 128) for i in range(count)]
     buckets = bucket_names(ROWS)
     sums = np.random.default_rng(1).uniform(1, 2, (count, LAYERS, len(buckets)))
-    arrays = {"n": np.ones(sums.shape, np.int64)} | dict.fromkeys(("elements", "diff2", "ref2", "arm2", "dot"), sums)
+    arrays = {"n": np.ones(sums.shape, np.int64), "nonfinite": np.zeros(sums.shape, np.int64)} | dict.fromkeys(
+        ("elements", "diff2", "ref2", "arm2", "dot"), sums
+    )
     with QueuedWriter(TraceWriter(path)) as out:
         out.header(config={}, provenance={}, tokens=Tokens(np.arange(ROWS), [str(i) for i in range(ROWS)]))
         out.runs(runs)
@@ -41,6 +45,12 @@ def write(path: Path, size: int) -> None:
         for i in range(size // (ROWS * WIDTH * 2)):
             run, layer = divmod(i, LAYERS)
             out.state(run, f"layers.{layer}.window_kv", np.arange(ROWS), bits[layer : layer + ROWS], "bfloat16")
+
+
+def page(path: Path, query: str) -> dict[str, str]:
+    """What the page shows first of a trace, as the server sends it: menus mended to fit it, and both maps."""
+    library, (_, asked) = Library(path.parent), view.from_address(f"?trace={path.name}{query}")
+    return tab_overview.content(library, view.menus(library.open(asked.trace), asked).choice)
 
 
 def timed(path: Path, name: str, read: Callable[[TraceReader], object]) -> dict[str, float | str]:
@@ -77,6 +87,8 @@ def main() -> int:
             "cut x layer map": lambda trace: metric(trace.table("full", "window_kv"), "rel_l2"),
             "one layer": lambda trace: trace.state(*last),
             "one layer-position row": lambda trace: trace.state(*last, slice(ROWS - 1, ROWS)),
+            "first figures of the page": lambda trace: page(trace.path, "")["overview_cut"],
+            "the page after a move of the slider": lambda trace: page(trace.path, "&cut=300")["overview_position"],
         }
         for name, read in reads.items():
             print(json.dumps(timed(path, name, read)), flush=True)

@@ -1,7 +1,6 @@
 """The page, the report and an exported figure in a real browser: what a reader sees, clicks and never hears of."""
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -87,7 +86,7 @@ def test_open_move_the_slider_click_a_cell(watched, url):
     wait_title(page, "rs-position-map", "at cut 50")
     wait_text(page, "#rs-cut", "cut H = 50")
     marked = "document.querySelector('#rs-cut-map .rs-plot').layout.shapes.filter((s) => s.type === 'rect')"
-    assert page.evaluate(f"{marked}.map((s) => s.x0)") == [4.5, 4.5], "the chosen column and its cell are outlined"
+    assert set(page.evaluate(f"{marked}.map((s) => s.x0)")) == {4.5}, "the chosen column and its cell are outlined"
     for _ in range(20):
         page.keyboard.press("ArrowLeft")
     wait_title(page, "rs-position-map", "at cut 4:")
@@ -297,5 +296,4 @@ def test_an_exported_figure_shows_the_planted_numbers(watched, root, tmp_path):
     first = next(row for row in said["rows"] if row[0] == 40 and row[1] == 3)
     text = page.evaluate("document.querySelector('.rs-plot').data[0].text[3][4]")
     assert f"<br>{first[2]:.3g}, n " in text and "must be exact" not in text
-    titles = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map((b) => b.dataset.title)")
-    assert titles and not [title for title in titles if re.search("share|cloud|edit", title, re.IGNORECASE)]
+    assert page.locator(".modebar-btn").count() == 0, "no button of Plotly's own, one of which uploads the figure"

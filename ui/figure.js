@@ -2,12 +2,8 @@
 // RS_DARK maps each colour to its dark partner. Shared by the Gradio page, the report and exported HTML.
 window.replayscope = (() => {
   const WORDS = new Set(['text', 'hovertext', 'customdata', 'ticktext', 'hovertemplate', 'x', 'y', 'z', 'name', 'meta']);
-  const CONFIG = {
-    responsive: true, displaylogo: false,
-    modeBarButtonsToRemove: [
-      // Nothing is uploaded anywhere.
-      'sendChartToCloud', 'select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d', 'toggleSpikelines'],
-  };
+  // Dragging zooms and a double click resets; Plotly's own buttons would stand over the marks, and one of them uploads.
+  const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
   const held = new Map(); // plot element -> the figure it shows, in light colours
   let printing = false;
 
@@ -30,11 +26,16 @@ window.replayscope = (() => {
     const range = (entry.figure.layout.xaxis || {}).range || [];
     return range[0] === -0.5 && range[1] === Math.max(columnsOf(entry).length, 1) - 0.5;
   }
-  // Curves have a point for each of `columns`, at an x that may be its logarithm.
-  const curvesOf = (entry) => entry.figure.data.filter((trace) => (trace.x || []).length === columnsOf(entry).length);
+  // A curve with a point for each of `columns` may have its logarithm on x; others have the positions themselves.
+  const isWhole = (entry, curve) => (curve.x || []).length === columnsOf(entry).length;
   function placeOf(entry, at) {
-    const [curve] = curvesOf(entry);
-    return curve && columnsOf(entry).includes(at) ? curve.x[columnsOf(entry).indexOf(at)] : undefined;
+    const whole = entry.figure.data.find((curve) => isWhole(entry, curve));
+    if (whole && columnsOf(entry).includes(at)) return whole.x[columnsOf(entry).indexOf(at)];
+    return entry.figure.data.some((curve) => (curve.x || []).includes(at)) ? at : undefined;
+  }
+  function chosenBy(entry, point) {
+    if (counts(entry)) return columnsOf(entry)[point.x];
+    return isWhole(entry, point.data) ? columnsOf(entry)[point.pointIndex] : point.x;
   }
   const isMap = (entry) => entry.figure.data.some((trace) => trace.type === 'heatmap');
 
@@ -54,7 +55,11 @@ window.replayscope = (() => {
     const column = columnsOf(entry).filter((start) => start <= at).length - 1;
     if (column < 0) return [];
     const found = [shape(column - 0.5, column + 0.5, 0, 1, 'paper', false)];
-    if (isMap(entry) && row >= 0) found.push(shape(column - 0.5, column + 0.5, row - 0.5, row + 0.5, 'y', true));
+    if (isMap(entry) && row >= 0) {
+      const cell = shape(column - 0.5, column + 0.5, row - 0.5, row + 0.5, 'y', true);
+      // A line on a pale one shows on light and on dark cells.
+      found.push({ ...cell, line: { color: partnerNow('#ffffff'), width: 5 } }, cell);
+    }
     return found;
   }
 
@@ -68,8 +73,9 @@ window.replayscope = (() => {
     layout.margin = Object.assign({}, layout.margin, { t: 26, b: 48 });
     const ticks = layout.xaxis && layout.xaxis.tickvals;
     if (Array.isArray(ticks) && plot.clientWidth < 560) {
-      layout.xaxis.tickvals = ticks.filter((_, i) => i % 2 === 0);
-      layout.xaxis.ticktext = layout.xaxis.ticktext.filter((_, i) => i % 2 === 0);
+      const step = plot.clientWidth < 380 ? 3 : 2;
+      layout.xaxis.tickvals = ticks.filter((_, i) => i % step === 0);
+      layout.xaxis.ticktext = layout.xaxis.ticktext.filter((_, i) => i % step === 0);
     }
     layout.height = entry.height;
     layout.autosize = true;
@@ -115,7 +121,7 @@ window.replayscope = (() => {
       drawn.then(() => plot.on('plotly_click', (event) => {
         const point = event.points[0];
         const entry = held.get(plot);
-        const at = columnsOf(entry)[counts(entry) ? point.x : point.pointIndex];
+        const at = chosenBy(entry, point);
         if (at === undefined) return;
         plot.dispatchEvent(new CustomEvent('rs-select', {
           bubbles: true, detail: isMap(entry) ? { at, row: point.y } : { at },
