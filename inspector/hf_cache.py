@@ -52,7 +52,7 @@ class KeyValues:
         """The request's next own rows."""
         before = self._own.get(rows.request)
         new = (k, v) if before is None else (torch.cat((before[0], k), 1), torch.cat((before[1], v), 1))
-        self._own[rows.request] = new[0].contiguous(), new[1].contiguous()
+        self._own[rows.request] = new
         if rows.request in self._owners:
             self._copies[rows.request] = new[0].clone(), new[1].clone()
 
@@ -81,17 +81,27 @@ class KeyValues:
 
     def check(self, layer: int) -> None:
         """Compare the bytes of every cached entry, as its request reads it, with those that its owner wrote."""
+        if self.config.kv_source(layer) != layer:
+            return
+        moved = {o: self._changed(o, self._own[o], 0, len(c[0][0])) for o, c in self._copies.items()}
         for i, r in enumerate(self.plan.requests):
-            kept = r.kept_entries(1)
-            if not kept or self.config.kv_source(layer) != layer:
+            kept, owner = r.kept_entries(1), self.plan.owner(r.prefix)
+            if not kept:
                 continue
-            # An arm that writes over the prefix reads its own rows there.
-            now = self.read(Rows(i, r.start, max(r.stop, kept)), layer)
-            differs = torch.zeros(kept, dtype=torch.bool, device=now[0].device)
-            for x, copy in zip(now, self._copies[self.plan.owner(r.prefix)], strict=True):
-                differs |= _differs(x[:, :kept], copy[:, :kept])
+            changed = int(moved[owner][:kept].sum())
+            if r.private_prefix:
+                # An arm that writes over the prefix reads its own rows there.
+                first, (k, v) = r.first_entry[layer], self._own[i]
+                at = slice(first - r.start, kept - r.start)
+                changed += int(self._changed(owner, (k[:, at], v[:, at]), first, kept).sum())
             self.compared[i] += kept
-            self.changed[i] += int(differs.sum())
+            self.changed[i] += changed
+
+    def _changed(self, owner: int, now: KV, first: int, stop: int) -> Tensor:
+        """Entries [first, stop) that differ in any byte from what their owner wrote: bool [stop - first]."""
+        pairs = zip(now, self._copies[owner], strict=True)
+        k, v = (_differs(x, copy[:, first:stop]) for x, copy in pairs)
+        return k | v
 
 
 def _differs(a: Tensor, b: Tensor) -> Tensor:

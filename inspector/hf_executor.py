@@ -21,11 +21,13 @@ Tap = Callable[[Frame], None]
 class HFExecutor:
     """Runs plans on one model; the same calls as ``executor.Executor``.
 
-    block: rows of one request per pass. budget: rows of a batch of requests that run together.
+    block: rows of one request per pass. budget: rows of a batch of requests that run together; by default few on a CPU,
+    where keys of different lengths are padded at a cost, and many on a GPU, which they fill.
     """
 
-    def __init__(self, model: HFModel, *, block: int = 512, budget: int = 2048) -> None:
-        self.model, self.block, self.budget = model, block, budget
+    def __init__(self, model: HFModel, *, block: int = 512, budget: int | None = None) -> None:
+        self.model, self.block = model, block
+        self.budget = budget or (512 if model.device.type == "cpu" else 4096)
         self.taps: list[Tap] = []
 
     @property
@@ -94,7 +96,8 @@ class HFExecutor:
             if point == "global_kv" and layer is not None:
                 pieces = [_from(rows, x, plan.requests[rows.request].first_entry[layer]) for rows, x in pieces]
             pieces.sort(key=lambda piece: (piece[0].request, piece[0].first))
-            frame.tensors[point] = torch.cat([x.to(self.model.home) for _, x in pieces])
+            values = [x.to(self.model.home) for _, x in pieces]
+            frame.tensors[point] = values[0] if len(values) == 1 else torch.cat(values)
             frame.spans[point] = _spans(plan, [rows for rows, _ in pieces])
         return frame
 
