@@ -1,5 +1,5 @@
 # Every target makes its own .venv first; the stamps make the second time quick.
-.PHONY: help setup demo test check ui bench train clean
+.PHONY: help setup demo test check ui bench bench-docs train clean
 
 PY := .venv/bin/python
 CORE := .venv/.core
@@ -22,7 +22,7 @@ help:
 	@echo "make test    set up and run the tests"
 	@echo "make check   lint, format, types, and the tests of the repository itself"
 	@echo "make ui      the browser page on the demo's traces"
-	@echo "make bench   speed, as ratios in one run"
+	@echo "make bench   speed, as ratios in one run; make bench-docs writes them into docs/performance.md"
 	@echo "make train   train the embedded model again, into build/mini.safetensors"
 	@echo "make setup   only .venv"
 
@@ -55,7 +55,11 @@ ui: $(CORE)
 	.venv/bin/replayscope ui --root demo
 
 bench: $(CORE)
-	$(PY) benchmarks/run.py $(BENCH_ARGS)
+	@mkdir -p build
+	$(PY) benchmarks/run.py --out build/bench.jsonl $(BENCH_ARGS)
+
+bench-docs: bench
+	$(PY) benchmarks/table.py build/bench.jsonl --write
 
 train: $(CORE)
 	@mkdir -p build

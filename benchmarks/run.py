@@ -4,9 +4,12 @@ The first line is the environment, the last ones how a sweep grows (on a CPU). E
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +34,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, help="how often each variant is timed (default: as the case says)")
     parser.add_argument("--quick", action="store_true", help="everything once, growth at small sizes")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the lines there as well")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     options = parser.parse_args()
     if options.list:
@@ -39,11 +43,13 @@ def main() -> int:
         print("growth: time and memory of a sweep over tokens, cuts and layers")
         return 0
     device = torch.device(options.device)
-    print(json.dumps(environment(device)), flush=True)
     failed = False
-    for record in records(options, device):
-        failed |= "failed" in record
-        print(json.dumps(record), flush=True)
+    with options.out.open("w") if options.out else nullcontext() as file:
+        for record in itertools.chain([environment(device)], records(options, device)):
+            failed |= "failed" in record
+            for out in (sys.stdout, file):
+                if out is not None:
+                    print(json.dumps(record), file=out, flush=True)
     return int(failed)
 
 
