@@ -76,7 +76,7 @@ def run(asked: JudgeRun) -> Result:
     model, weights = _load(asked)
     groups, (encode, filler, decode) = matrix.groups(asked.contract, asked.cells), text_of()
     words = Text(encode, decode, filler)
-    header = header_of(asked.contract, asked.model, asked.cells) | {
+    header = header_of(asked.contract, asked.model, asked.cells, asked.source) | {
         "weights_sha256": weights,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
@@ -104,7 +104,7 @@ def run(asked: JudgeRun) -> Result:
                 spent = time.perf_counter() - began
                 log.info("%d/%d prompts, %s, %.0f s left", ran, left, group.label, spent / ran * (left - ran))
         store.seal()
-    return judge_text.result(judge(read(asked.out), asked.contract), asked.source, asked.model, asked.out)
+    return judge_text.result(judge(read(asked.out), asked.contract), asked.out)
 
 
 def text_of() -> tuple[matrix.Encode, str, matrix.Decode]:

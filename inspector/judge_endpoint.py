@@ -30,6 +30,7 @@ class EngineRun:
     requests carry a cache_salt, which keeps the caches of pairs apart."""
 
     contract: Contract
+    source: str
     url: str
     model: str
     semantics: str
@@ -50,7 +51,7 @@ def run(asked: EngineRun) -> None:
     e = asked.contract.evidence
     for field, why in engine.refused.items():
         log.info("the server refuses %s (%s): runs without", field, why[:120])
-    header = header_of(asked.contract, asked.model, asked.cells) | {
+    header = header_of(asked.contract, asked.model, asked.cells, asked.source) | {
         "endpoint": {"semantics": asked.semantics, "salt": asked.salt, "block": asked.block, "url": asked.url},
         "refused": sorted(engine.refused),
     }

@@ -98,7 +98,8 @@ def engine_groups(contract: Contract, cells: str, semantics: str) -> list[Group]
     request at a time, without later turns."""
     out: dict[Group, dict[Run, None]] = {}
     for group in groups(contract):
-        cuts = [run.cut for run in group.runs if run.cut is not None and parse_cut(run.cut)[0] != "window"]
+        some = [run.cut for run in group.runs if run.arm != CONTROL and run.cut is not None]
+        cuts = [cut for cut in some if parse_cut(cut)[0] != "window"]
         asked = replace(group, concurrency=1, runs=())
         runs = [Run("engine", semantics, cut) for cut in cuts if cut != "start"]
         wanted = dict.fromkeys(run for run in runs if named(asked, run, cells))

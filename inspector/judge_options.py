@@ -136,12 +136,11 @@ def _verdict(options: Namespace) -> Result:
     path = Path(options.file)
     results = judge_results.read(path)
     if options.contract is not None:
-        source, contract = options.contract, judge_contract.load(options.contract)
+        contract = judge_contract.load(options.contract)
     else:
-        began = results.header["contract"]
-        source, contract = began["name"], judge_contract.parse(began["text"], f"the contract in {path.name}")
-    judged = judge_verdict.judge(results, contract, bool(options.unfrozen))
-    return judge_text.result(judged, source, results.header["model"], path, options.worst or 10)
+        contract = judge_contract.parse(results.header["contract"]["text"], f"the contract in {path.name}")
+    judged = judge_verdict.judge(results, contract, bool(options.unfrozen), options.contract)
+    return judge_text.result(judged, path, options.worst or 10)
 
 
 def _endpoint(options: Namespace, contract: "Contract", source: str) -> Result:
@@ -154,6 +153,7 @@ def _endpoint(options: Namespace, contract: "Contract", source: str) -> Result:
     judge_endpoint.run(
         judge_endpoint.EngineRun(
             contract,
+            source,
             options.endpoint,
             options.engine_model,
             choose("semantics", options.engine_semantics, list(ENGINES)),
@@ -167,7 +167,7 @@ def _endpoint(options: Namespace, contract: "Contract", source: str) -> Result:
         )
     )
     judged = judge_verdict.judge(judge_results.read(out), contract)
-    return judge_text.result(judged, source, options.engine_model, out)
+    return judge_text.result(judged, out)
 
 
 def _fits(options: Namespace, action: str) -> None:

@@ -75,7 +75,7 @@ def _lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
     return header, [line for line in parsed[1:] if line["kind"] != "end"], bool(ends)
 
 
-def header_of(contract: Contract, model: str, cells: str) -> dict:
+def header_of(contract: Contract, model: str, cells: str, source: str) -> dict:
     """What results say of how they were made. 'made' is not compared when a run is taken up again."""
     return {
         "contract": {
@@ -87,6 +87,7 @@ def header_of(contract: Contract, model: str, cells: str) -> dict:
         "model": model,
         "cells": cells,
         "made": {
+            "source": source,
             "on": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "platform": platform.platform(),
             "python": platform.python_version(),

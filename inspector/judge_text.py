@@ -15,10 +15,10 @@ from replayscope.inspector.options import Result
 DIMENSIONS = ("arm", "task", "cut", "length", "suffix", "output", "concurrency", "semantics")
 
 
-def result(judged: Judgement, contract: str, model: str, results: Path, worst: int = 10) -> Result:
+def result(judged: Judgement, results: Path, worst: int = 10) -> Result:
     """A judgement as a command's result: exit code 0 is an accepted contract."""
-    found = data(judged, contract, model) | {"results": str(results)}
-    return Result(f"{text(judged, contract, model, worst)}\n{results}", found, 0 if judged.ok else 1)
+    found = data(judged) | {"results": str(results)}
+    return Result(f"{text(judged, worst)}\n{results}", found, 0 if judged.ok else 1)
 
 
 def dimension_rows(judged: Judgement, dimension: str) -> list[dict[str, Any]]:
@@ -49,12 +49,12 @@ def dimension_rows(judged: Judgement, dimension: str) -> list[dict[str, Any]]:
     return rows
 
 
-def command(cell: Cell, contract: str, model: str) -> str:
+def command(cell: Cell, judged: Judgement) -> str:
     """What runs this cell alone."""
-    return shlex.join(["replayscope", "judge", "run", contract, "-m", model, "--cells", cell.name, "-o", "cell.jsonl"])
+    return shlex.join([*judged.rerun, "--cells", cell.name, "-o", "cell.jsonl"])
 
 
-def text(judged: Judgement, contract: str, model: str, worst: int = 10) -> str:
+def text(judged: Judgement, worst: int = 10) -> str:
     """The judgement for a terminal."""
     low, high = judged.samples
     n = str(low) if low == high else f"{low} to {high}"
@@ -80,7 +80,7 @@ def text(judged: Judgement, contract: str, model: str, worst: int = 10) -> str:
             lines += [
                 f"        kl mean {kl[0]:.3g}, q95 {kl[2]:.3g}, max {kl[3]:.3g}; {told} ({len(first)} prompts differ)"
             ]
-        lines += [f"        {command(cell, contract, model)}"]
+        lines += [f"        {command(cell, judged)}"]
     if judged.prices:
         lines += ["", *table(price_rows(judged.prices))]
     if judged.verdict != "accept":
@@ -99,7 +99,7 @@ def price_rows(prices: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]
     return [{"arm": arm, **row} for arm, row in prices.items()]
 
 
-def data(judged: Judgement, contract: str, model: str) -> dict[str, Any]:
+def data(judged: Judgement) -> dict[str, Any]:
     """The same as plain JSON data."""
     return {
         "verdict": judged.verdict,
@@ -109,13 +109,13 @@ def data(judged: Judgement, contract: str, model: str) -> dict[str, Any]:
         "contract": judged.stamp,
         "roll_back": roll_back(judged),
         "dimensions": {name: dimension_rows(judged, name) for name in DIMENSIONS},
-        "cells": [_cell(cell, contract, model) for cell in judged.cells],
+        "cells": [_cell(cell, judged) for cell in judged.cells],
         "costs": judged.prices,
         "conditions": [_checked(check) for check in judged.costs],
     }
 
 
-def _cell(cell: Cell, contract: str, model: str) -> dict[str, Any]:
+def _cell(cell: Cell, judged: Judgement) -> dict[str, Any]:
     drop = cell.drop
     return {
         "cell": cell.name,
@@ -137,7 +137,7 @@ def _cell(cell: Cell, contract: str, model: str) -> dict[str, Any]:
         "spread": {key: dict(zip(("mean", "q50", "q95", "max"), v, strict=True)) for key, v in cell.spread.items()},
         "by_step": dict(cell.by_step),
         "limits": [_checked(check) for check in cell.checks],
-        "command": command(cell, contract, model),
+        "command": command(cell, judged),
     }
 
 

@@ -101,7 +101,7 @@ class Cell:
 @dataclass(frozen=True)
 class Judgement:
     """verdict: accept, accept decoder replay only, refuse or not enough evidence. arms: state of each. notes: what
-    limits the claim."""
+    limits the claim. rerun: words of the command that runs such cells, without their name."""
 
     verdict: str
     arms: Mapping[str, str]
@@ -111,6 +111,7 @@ class Judgement:
     reasons: list[str]
     notes: list[str]
     stamp: str
+    rerun: tuple[str, ...]
     samples: tuple[int, int] = field(default=(0, 0))
 
     @property
@@ -128,8 +129,11 @@ class Judgement:
         return sorted(bad, key=lambda c: (rank[c.state], not c.faults, c.adjusted, -c.drop.drop, -c.kl.value))[:count]
 
 
-def judge(results: Results, contract: Contract, unfrozen: bool = False) -> Judgement:
-    """Judge a matrix. Raises UsageError if the runs began with another contract, unless ``unfrozen``."""
+def judge(results: Results, contract: Contract, unfrozen: bool = False, source: str | None = None) -> Judgement:
+    """Judge a matrix. Raises UsageError if the runs began with another contract, unless ``unfrozen``.
+
+    source: where the contract is, for commands; by default where it was when the runs began.
+    """
     began = results.header["contract"]
     notes = [f"{contract.stamp}, runs of {results.header['model']}"]
     if began["sha256"] != contract.sha256:
@@ -161,8 +165,21 @@ def judge(results: Results, contract: Contract, unfrozen: bool = False) -> Judge
     counts = [cell.drop.n for cell in cells if not cell.control]
     return Judgement(
         verdict, arms, cells, checked, costs.table(), reasons, notes, contract.stamp,
+        _rerun(results.header, source or results.header.get("made", {}).get("source", contract.name)),
         (min(counts, default=0), max(counts, default=0)),
     )  # fmt: skip
+
+
+def _rerun(header: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    words = ["replayscope", "judge", "run", source]
+    if engine := header.get("endpoint"):
+        words += ["--endpoint", engine["url"], "--engine-model", header["model"]]
+        words += ["--engine-semantics", engine["semantics"], "--cache-block", str(engine["block"])]
+        return (*words, *(["--salt"] if engine["salt"] else []))
+    words += ["-m", header["model"]]
+    dtype = {"float64": "fp64", "bfloat16": "bf16"}.get(header.get("dtype", ""))
+    words += ["--dtype", dtype] if dtype else []
+    return (*words, *(w for cell, arm in header.get("plants", {}).items() for w in ("--plant", f"{cell}={arm}")))
 
 
 def _cells(results: Results, contract: Contract) -> list[Cell]:

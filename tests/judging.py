@@ -70,7 +70,7 @@ def results(asked: judge_contract.Contract, outcome: Outcome = good, header: dic
 
 def _header(asked: judge_contract.Contract) -> dict:
     began = {"name": asked.name, "sha256": asked.sha256, "frozen": {"date": "2026-11-01"}, "text": asked.text}
-    return {"contract": began, "model": "mini", "cells": "*", "plants": {}}
+    return {"contract": began, "model": "mini", "cells": "*", "plants": {}, "made": {"source": "made.toml"}}
 
 
 def _run(run: str, told: dict) -> dict:

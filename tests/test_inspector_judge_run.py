@@ -54,7 +54,7 @@ def lines(text, contract, cells="*", plants=None, model=None):
 
 
 def judged(contract, made):
-    results = Results(header_of(contract, "tiny", "*") | {"plants": {}}, made, [], True)
+    results = Results(header_of(contract, "tiny", "*", "tiny.toml") | {"plants": {}}, made, [], True)
     return judge(results, contract)
 
 
@@ -139,7 +139,7 @@ def test_costs_take_every_arm_by_itself(text):
 
 def test_a_run_is_taken_up_where_it_stopped(ran, tmp_path):
     contract, made = ran
-    path, header = tmp_path / "r.jsonl", header_of(contract, "tiny", "*")
+    path, header = tmp_path / "r.jsonl", header_of(contract, "tiny", "*", "tiny.toml")
     with Store(path, header) as store:
         store.add(made[0])
         store.add(made[1])

@@ -32,7 +32,7 @@ def test_what_drops_nothing_is_accepted_with_intervals_and_costs():
     assert all(cell.drop.low <= cell.drop.drop <= cell.drop.high < 0.05 for cell in found.judged)
     assert all(cell.kl.low <= cell.kl.value <= cell.kl.high for cell in found.judged)
     assert found.prices["both"]["ttft"] == pytest.approx(0.505, abs=0.01)
-    text = judge_text.text(found, "made.toml", "mini")
+    text = judge_text.text(found)
     assert text.startswith("verdict: accept\n14 cells judged with 60 prompts each") and "roll back" not in text
 
 
@@ -79,7 +79,7 @@ def test_a_defect_in_one_cell_is_found_and_named():
     ):
         found = verdict(in_cell(BOTH, lambda i, told=told: told))
         assert [c.name for c in found.worst()] == [BOTH] and says in found.worst()[0].why[0]
-        assert f"--cells {BOTH}" in judge_text.text(found, "made.toml", "mini")
+        assert f"--cells {BOTH}" in judge_text.text(found)
 
 
 def test_too_few_prompts_are_not_enough_evidence_and_what_is_needed_is_said():
@@ -163,7 +163,7 @@ def test_plants_and_unfrozen_runs_are_said():
 
 def test_the_json_is_strict_and_holds_every_cell():
     found = verdict(in_cell(BOTH, lambda i: {"kl": [None] * 4}))
-    data = judge_text.data(found, "made.toml", "mini")
+    data = judge_text.data(found)
     assert len(data["cells"]) == len(found.cells) and {row["arm"] for row in data["dimensions"]["arm"]} == set(
         found.arms
     )

@@ -18,16 +18,16 @@ def is_results(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix == ".jsonl"
 
 
-def judged(path: str | os.PathLike[str]) -> tuple[Judgement, str]:
-    """The results' judgement under the contract that they hold, and the model's name. Raises UsageError."""
+def judged(path: str | os.PathLike[str]) -> Judgement:
+    """The results' judgement under the contract that they hold. Raises UsageError."""
     results = judge_results.read(Path(path))
     text = results.header["contract"]["text"]
-    return judge(results, judge_contract.parse(text, f"the contract in {Path(path).name}")), results.header["model"]
+    return judge(results, judge_contract.parse(text, f"the contract in {Path(path).name}"))
 
 
 def panel(path: str | os.PathLike[str]) -> str:
     """Everything that the command line shows of a judgement, as cards."""
-    found, model = judged(path)
+    found = judged(path)
     reasons = [*found.reasons, *found.notes]
     parts = [_card("Verdict", found.verdict, _list(reasons))]
     for dimension in judge_text.DIMENSIONS:
@@ -39,7 +39,7 @@ def panel(path: str | os.PathLike[str]) -> str:
             "cell": cell.name,
             "state": cell.state,
             "why": "; ".join(cell.why),
-            "run it alone": judge_text.command(cell, "CONTRACT.toml", model),
+            "run it alone": judge_text.command(cell, found),
         }
         for cell in found.worst()
     ]
