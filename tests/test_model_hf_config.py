@@ -27,6 +27,12 @@ def test_layers_are_inferred_where_the_config_names_none():
     assert pure.layer_types == (WINDOW,) * 4 and pure.sliding_window == 16 and not any(pure.compress_ratios)
 
 
+def test_a_window_that_counts_only_what_lies_before_the_query_is_one_longer():
+    """MiMo's own key counts the tokens before the query; transformers adds the query, and W here is with it."""
+    given = FAMILIES["mimo-v2-flash"].arguments
+    assert map_config(transformers.MiMoV2FlashConfig(**given | {"sliding_window_size": 7})).sliding_window == 8
+
+
 REFUSED = {
     "no window": (lambda: transformers.LlamaConfig(**SMALL), "no sliding-window layer"),
     "window off": (lambda: transformers.MistralConfig(**SMALL, sliding_window=None), "no sliding-window layer"),
