@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -114,6 +115,7 @@ FINE_TUNE = Recipe(
     decay_from=0.1,
     replay_share=0.75,
 )
+COUNTERS = ("seed", "steps", "tokens", "stage", "seconds", "right", "curve")
 MEMORY = 0.99  # of the running accuracy of a task, per batch that asks for it
 
 
@@ -260,34 +262,36 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Everything that `resume` needs, replaced as a whole."""
         partial = path.with_name(path.name + ".partial")
-        state = {
-            "digest": self.recipe.digest(),
-            "params": {k: v.detach() for k, v in self.params.items()},
-            "muon": self.muon.buffers,
-            "adam": self.adam.state_dict(),
-            "rng": self.rng.get_state(),
-            "counters": {
-                k: getattr(self, k) for k in ("seed", "steps", "tokens", "stage", "seconds", "right", "curve")
-            },
-        }
-        torch.save(state, partial)
+        counters = {k: getattr(self, k) for k in COUNTERS} | {"digest": self.recipe.digest()}
+        save_file(self._state(), partial, metadata={"counters": json.dumps(counters)})
         os.replace(partial, path)
 
     def resume(self, path: Path) -> None:
         """Go on where `save` left off. Raises ValueError where the recipe was another."""
-        state = torch.load(path, weights_only=True)
-        if state["digest"] != self.recipe.digest():
-            raise ValueError(f"{path.name} was left by a run of another recipe; give the same options, or another file")
-        with torch.no_grad():
-            for name, value in state["params"].items():
-                self.params[name].copy_(value)
-            for mine, theirs in zip(self.muon.buffers, state["muon"], strict=True):
-                for m, t in zip(mine, theirs, strict=True):
-                    m.copy_(t)
-        self.adam.load_state_dict(state["adam"])
-        self.rng.set_state(state["rng"])
-        for name, value in state["counters"].items():
+        with safe_open(path, "pt") as file:
+            counters = json.loads(file.metadata()["counters"])
+            if counters.pop("digest") != self.recipe.digest():
+                raise ValueError(f"{path.name} was left by a run of another recipe; give the same options")
+            # Adam has no state before its first step: an empty one is the right shape to read into.
+            for p in (p for g in self.adam.param_groups for p in g["params"]):
+                self.adam.state[p] = {k: torch.zeros_like(p) for k in ("exp_avg", "exp_avg_sq")} | {
+                    "step": torch.zeros(())
+                }
+            with torch.no_grad():
+                for name, value in self._state().items():
+                    value.copy_(file.get_tensor(name))
+            self.rng.set_state(file.get_tensor("rng"))
+        for name, value in counters.items():
             setattr(self, name, value)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Weights, momenta and the generator, by name; all but the generator are the tensors themselves."""
+        state = {f"params.{k}": v.detach() for k, v in self.params.items()} | {"rng": self.rng.get_state()}
+        for i, group in enumerate(self.muon.buffers):
+            state |= {f"muon.{i}.{j}": m for j, m in enumerate(group)}
+        for i, p in enumerate(p for g in self.adam.param_groups for p in g["params"]):
+            state |= {f"adam.{i}.{k}": v for k, v in self.adam.state[p].items()}
+        return state
 
 
 def is_matrix(name: str, p: Tensor) -> bool:
