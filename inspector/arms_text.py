@@ -15,7 +15,8 @@ _HEAD = ("arm", "runs", "vs oracle", "in exact", "floor", "window KV by layer", 
 
 def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
     """The table as text, the same as JSON data, and whether the verdict is good."""
-    rows, judged = arm_table(trace), verdict(trace)
+    judged = verdict(trace)
+    rows = arm_table(trace, judged=judged)
     tiny = _TINY.get(dtype_of(trace), 0.0)
     cells = [_HEAD, *(_cells(row, tiny) for row in rows)]
     widths = [max(len(r[i]) for r in cells) for i in range(len(_HEAD))]

@@ -150,13 +150,16 @@ def is_judged(trace: TraceReader, run: RunInfo, rules: Rules = RULES) -> bool:
     return run.oracle is not None and "oracle" in trace.references() and dtype_of(trace) in rules.bounds
 
 
-def arm_table(trace: TraceReader, rules: Rules = RULES) -> list[ArmRow]:
-    """One row per arm, semantics and replay length, in the order of the runs; full, the reference, has none."""
+def arm_table(trace: TraceReader, rules: Rules = RULES, judged: Verdict | None = None) -> list[ArmRow]:
+    """One row per arm, semantics and replay length, in the order of the runs; full, the reference, has none.
+
+    judged: the trace's verdict under these rules, where the caller has it already.
+    """
     groups: dict[tuple[str, str, int | None], list[int]] = {}
     for run in trace.runs:
         if run.arm != "full":
             groups.setdefault((run.arm, run.semantics, run.replay), []).append(run.index)
-    wrong = {bug.run for bug in all_bugs(trace, rules)}
+    wrong = {bug.run for bug in (judged or verdict(trace, rules)).bugs}
     floors = [
         np.fmax.reduce(region_floor(trace, point, rules=rules)[:, :, 0], axis=1) for point in _states(trace, "full")
     ]
