@@ -140,5 +140,5 @@ CASES = (
     Case("sweep", "64 cuts of 2048 tokens, suffix 64, all layers", "ideal", mini_sweep(), devices=("cpu",), rounds=3),
     Case("record", "raw states to a synced file", "raw write and fsync", record_states, devices=("cpu",)),
     Case("record-all", "a pass with every state recorded", "forward and raw write", record_all, devices=("cpu",)),
-    Case("divergence", "all sums of a state table, against the four plain ones in float64", "plain", divergence),
+    Case("divergence", "all ten numbers of a state table; plain gives its four sums in float64", "plain", divergence),
 )  # fmt: skip

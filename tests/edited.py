@@ -13,7 +13,7 @@ class Edited:
     """A trace in memory whose tables, runs and provenance a test may change."""
 
     def __init__(self, runs: list[RunInfo], tables: dict[tuple[str, str], Table], dtype: str, audit: bool):
-        self.complete, self.runs, self.tables = True, runs, tables
+        self.complete, self.runs, self.tables, self.config = True, runs, tables, {}
         self.provenance = synthetic.provenance(dtype, audit, 0)
 
     @classmethod
