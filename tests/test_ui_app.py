@@ -1,9 +1,11 @@
 """What the page does for each act of a visitor, who may open it, and what programs can ask of it. No browser."""
 
+import gc
 import json
 import time
 
 import gradio as gr
+import httpx
 import numpy as np
 import pytest
 from gradio_client import Client
@@ -28,6 +30,13 @@ PARTS = (
     "header", "nav", *controls.MENUS, *controls.SLIDERS, "note", "story", "overview_cut", "overview_position", "tables",
     "cut_map", "cut_cell",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """Lets those loops go while they are forgiven, and not at the end of all tests."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +234,18 @@ def test_a_large_map_opens_and_moves_quickly(tmp_path):
         took.append(time.process_time() - began)
         assert seen.choice.cut == column * 8 and values[PARTS.index("overview_cut")] == gr.skip()
     assert min(took) < 0.15, took
+
+
+def test_without_a_password_nothing_is_answered(root):
+    page = app.build(root)
+    try:
+        url = app.launch(page, auth=[("ann", "secret")])
+        for path in ("config", "gradio_api/info", "gradio_api/queue/join"):
+            assert httpx.request("POST" if "queue" in path else "GET", url + path).status_code in (401, 422)
+        assert "a.h5" not in httpx.get(url).text
+        with httpx.Client() as visitor:
+            assert visitor.post(url + "login", data={"username": "ann", "password": "wrong"}).status_code == 400
+            assert visitor.post(url + "login", data={"username": "ann", "password": "secret"}).status_code == 200
+            assert visitor.get(url + "config").status_code == 200
+    finally:
+        page.close()
