@@ -37,6 +37,8 @@ def load(options: RunOptions, dtype: torch.dtype, devices: list[torch.device]) -
         if getattr(options, name, nothing) != nothing:
             raise UsageError(f"--{name.replace('_', '-')} is not for a Hugging Face model: {why}")
     hf.say_less(options.verbosity)
+    # First, since a model that is not there has no tokenizer either.
+    hf.read_config(options.model)
     tokenizer = hf.load_tokenizer(options.model)
     numbers = _numbers(options, tokenizer)
     model, origin = hf.load(options.model, dtype, devices, options.quantize)

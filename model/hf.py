@@ -1,10 +1,15 @@
 """A Hugging Face model with its tokenizer, loaded for replay: eager attention, hooks placed, its windows checked."""
 
 import logging
+import socket
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import getproxies
 
+import huggingface_hub
 import torch
 import transformers
 from torch import Tensor
@@ -49,6 +54,15 @@ class HFModel:
         return out.logits
 
 
+def read_config(name: str) -> tuple[Any, HFConfig]:
+    """The config in a folder, or of an id on the hub, and its mapping. Raises WeightsError with one line."""
+    config = _fetched(name, lambda: transformers.AutoConfig.from_pretrained(name, local_files_only=_local(name)))
+    try:
+        return config, map_config(config)
+    except UnmappedError as error:
+        raise WeightsError(f"model {name}: {error}") from error
+
+
 def load(
     name: str,
     dtype: torch.dtype,
@@ -60,9 +74,8 @@ def load(
     devices: one, or several among which the layers are spread. quantise: ``8bit`` or ``4bit`` where transformers can.
     Raises WeightsError with one line where it cannot be fetched, mapped or loaded.
     """
-    config = _fetched(name, lambda: transformers.AutoConfig.from_pretrained(name, local_files_only=_local(name)))
+    config, mapped = read_config(name)
     try:
-        mapped = map_config(config)
         options = _placement(devices, quantise)
         config._experts_implementation = "eager"
         auto = auto_class(config)
@@ -115,6 +128,7 @@ def say_less(verbosity: int) -> None:
     if verbosity < 1:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
+        huggingface_hub.logging.set_verbosity_error()
 
 
 def _check_windows(parts: Parts, config: HFConfig) -> None:
@@ -149,7 +163,20 @@ def _placement(devices: list[torch.device], quantise: str | None) -> dict[str, A
 
 
 def _local(name: str) -> bool:
-    return Path(name).is_dir()
+    """Whether only files that are here are looked for: of a folder, or, without a network, of the hub's cache."""
+    return Path(name).is_dir() or not _reachable()
+
+
+@cache
+def _reachable() -> bool:
+    """Whether the hub's name resolves. Its client would try for minutes before it says that it does not."""
+    if getproxies().get("https"):
+        return True
+    try:
+        socket.getaddrinfo(urlparse(huggingface_hub.constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
 
 
 def _fetched(name: str, read: Any) -> Any:
@@ -161,10 +188,10 @@ def _fetched(name: str, read: Any) -> Any:
     except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
-        what = "cannot be loaded" if _local(name) else "is no folder here and could not be fetched from the hub"
+        what = "cannot be loaded" if Path(name).is_dir() else "is no folder here and could not be fetched from the hub"
         raise WeightsError(f"model {name} {what}: {reason:.200}") from error
 
 
 def _origin(name: str, config: Any) -> str:
     """What the weights are known by: their hash in a folder, the commit on the hub."""
-    return weights_hash(Path(name)) if _local(name) else f"commit:{getattr(config, '_commit_hash', None)}"
+    return weights_hash(Path(name)) if Path(name).is_dir() else f"commit:{getattr(config, '_commit_hash', None)}"

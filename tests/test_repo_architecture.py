@@ -24,7 +24,7 @@ LAZY = {("inspector.commands", "ui"), ("inspector.listing", "ui")}
 PACKAGES = {
     "kernels": {"torch", "triton"},
     "traces": {"numpy", "h5py"},
-    "model": {"torch", "numpy", "safetensors", "tqdm", "transformers", "greenlet"},
+    "model": {"torch", "numpy", "safetensors", "tqdm", "transformers", "huggingface_hub", "greenlet"},
     "inspector": {"torch", "numpy", "tqdm", "transformers"},
     "ui": {"numpy", "plotly", "gradio", "fastapi", "starlette", "uvicorn", "kaleido", "matplotlib"},
 }
