@@ -113,7 +113,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
     ui.add_argument("--port", metavar="N", help="port to listen on (default: the first free one from 7860)")
-    ui.add_argument("--auth", metavar="USER:PASSWORD|@FILE", help="ask for a name and a password (default: no question)")
+    ui.add_argument("--auth", metavar="USER:PASSWORD|@FILE", help="ask for a name and a password (default: neither)")
 
     judge = command("judge", judge_options.judge, "plan, run, freeze or judge an acceptance matrix")
     judge_options.add(judge)

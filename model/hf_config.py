@@ -36,7 +36,7 @@ def is_hf(name: str) -> bool:
         return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
     try:
         kind = json.loads((Path(name) / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
     return isinstance(kind, str) and not kind.startswith("deepseek_v41")
 
@@ -138,6 +138,10 @@ def map_config(config: Any) -> HFConfig:
     """The schedule of a transformers config. Raises UnmappedError with the reason where there is none."""
     text = config.get_text_config(decoder=True)
     name = str(getattr(config, "model_type", "") or type(config).__name__)
+    if not isinstance(getattr(text, "num_hidden_layers", None), int):
+        raise UnmappedError(
+            f"config.json says model_type {name!r}, but has no num_hidden_layers where such a model has it"
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise UnmappedError(f"{name} is an encoder-decoder: only decoders are mapped")
     if getattr(text, "use_bidirectional_attention", None) in (True, "all") or not getattr(text, "is_causal", True):
