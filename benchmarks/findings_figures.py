@@ -54,6 +54,28 @@ def figures(findings: list[Record]) -> dict[str, go.Figure]:
     }
 
 
+def curve(points: list[Record], names: tuple[str, ...]) -> go.Figure:
+    """Running share of right answers by tokens of training, from the curve in a model's header."""
+    tokens = np.array([p["tokens"] / 1e6 for p in points])
+    colours = LIGHT.arms[: len(names)]
+    curves = tuple(
+        Curve(name, tokens, np.array([p[name] for p in points]), [f"{name}: {p[name]:.2f}" for p in points], colour)
+        for name, colour in zip(names, colours, strict=True)
+    )
+    return draw_curves(
+        CurveChart(
+            title="Retrieval is learned in steps, sums are not",
+            sentence="running share of the training's answers that are right; a new lesson halves it",
+            curves=curves,
+            axis="tokens, millions",
+            label="answers right",
+            log=False,
+            span=(0.0, float(tokens[-1])),
+        ),
+        height=380,
+    )
+
+
 def _chart(findings: list[Record], title: str, x: str, y: str, points: Any, log_x: bool = False) -> go.Figure:
     colours = (LIGHT.magnitude[5], LIGHT.magnitude[2])
     curves, ticks = [], {}

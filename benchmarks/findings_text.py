@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
+
+from replayscope.model.preset_files import presets
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("findings.md", "mini.md")
@@ -165,10 +168,14 @@ def main() -> None:
     for name in PAGES:
         path = DOCS / name
         path.write_text(written(path.read_text(encoding="utf-8"), made), encoding="utf-8")
-    from findings_figures import figures
+    from findings_figures import curve, figures
 
-    for name, figure in figures(findings).items():
-        figure.write_image(DOCS / f"findings-{name}.png", width=860, height=380, scale=1.5)
+    with safe_open(presets()["mini"], "np") as file:
+        points = json.loads(file.metadata()["curve"])
+    drawn = {f"findings-{name}": figure for name, figure in figures(findings).items()}
+    drawn["mini-curve"] = curve(points, ("passkey", "mode", "hops", "chain"))
+    for name, figure in drawn.items():
+        figure.write_image(DOCS / f"{name}.png", width=860, height=380, scale=1.5)
 
 
 if __name__ == "__main__":
