@@ -91,7 +91,7 @@ def _chart(findings: list[Record], title: str, x: str, y: str, points: Any, log_
     span = (min(ticks, default=0.0), max(ticks, default=1.0))
     chart = CurveChart(
         title=title,
-        sentence="bounded replay of W tokens, medians over texts and cuts with 95 % intervals",
+        sentence="medians over texts and cuts, dotted: 95 % intervals",
         curves=tuple(curves),
         axis=x,
         label=y,

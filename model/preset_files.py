@@ -7,7 +7,7 @@ from pathlib import Path
 def presets() -> dict[str, Path]:
     """name → weights file of the models that come with the package; the config lies beside it as .json."""
     folder = Path(str(files("replayscope.model") / "config.py")).parent
-    return {f.stem: f for f in sorted(folder.glob("*.safetensors"))}
+    return {f.stem: f for f in sorted(folder.glob("*.safetensors"), key=lambda f: f.stem)}
 
 
 def expected_hash(path: Path) -> str:

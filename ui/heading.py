@@ -10,7 +10,7 @@ from replayscope.ui.grid import Chart
 from replayscope.ui.theme import LIGHT, escape
 
 # Characters that fit beside the margins of an image 1,100 pixels wide, in DejaVu Sans, the widest font of the stack.
-TITLE_WIDTH, SENTENCE_WIDTH = 108, 158
+TITLE_WIDTH, SENTENCE_WIDTH = 94, 158
 
 
 def heading(figure: go.Figure, chart: Chart, height: int, key: list, columns: list[int]) -> None:
