@@ -28,6 +28,15 @@ ARMS = ("full", "both", "frozen:encoder", "broken:overwrite", "oracle:both")
 IDS = ",".join(str(i * 7 % 200) for i in range(15))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """The stand-in for several devices watches its own thread only; on a CPU the executor's blocks have others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return checkpoints.write(tmp_path_factory.mktemp("official"), CONFIG, checkpoints.pack(CONFIG)[0])
