@@ -9,6 +9,10 @@ from contextlib import contextmanager
 
 def _start() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    # The interpreter keeps the program it is at in globals, and the executor runs blocks on as many threads as torch.
+    torch.set_num_threads(1)
 
 
 @contextmanager
