@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import sys
+import traceback
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,18 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = options.call(options)
         _emit(result, options.json)
         return result.exit_code
-    except KeyboardInterrupt:
-        message, code = "interrupted", 130
-        if debug:
-            raise
+    except KeyboardInterrupt as error:
+        message, code, cause = "interrupted", 130, error
     except ReplayScopeError as error:
-        message, code = str(error), error.exit_code
-        if debug:
-            raise
+        message, code, cause = str(error), error.exit_code, error
     except Exception as error:
-        message, code = _explain(error), 2
-        if debug:
-            raise
+        message, code, cause = _explain(error), 2, error
+    if debug:
+        # Beside the line, not instead of it: the exit code says the same with and without.
+        traceback.print_exception(cause)
     print(f"replayscope: {_printable(' '.join(message.split()))}", file=sys.stderr)
     return code
 

@@ -16,9 +16,13 @@ def _models() -> list[Row]:
     for name, file in models().items():
         with file.open("rb") as weights:
             header = json.loads(weights.read(int.from_bytes(weights.read(8), "little")))
-        kept = {key: value for key, value in header.pop("__metadata__", {}).items() if len(value) <= 60}
+        made = header.pop("__metadata__")
         numbers = sum(_product(tensor["shape"]) for tensor in header.values())
-        about = ", ".join(f"{key} {value}" for key, value in kept.items())
+        replay = json.loads(made["recipe"])["replay_share"] > 0
+        how = "trained further with bounded replay" if replay else "trained"
+        about = (
+            f"bytes as tokens, {how} on {int(made['tokens']) / 1e6:.1f} M of them, seed {made['seed']}; docs/mini.md"
+        )
         rows.append({"name": name, "parameters": f"{numbers / 1e6:.1f} M parameters", "about": about})
     return rows + [
         {"name": "FOLDER or OWNER/NAME", "parameters": tried.config, "about": f"{name}: {tried.has}; {_TRIED}"}

@@ -98,7 +98,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     plot.add_argument("--layer", metavar="N", help="of --figure tensor (default: every layer at one position)")
     plot.add_argument("--head", metavar="N", help="of --figure tensor, where the hook point has heads or streams")
     plot.add_argument("--position", metavar="N", help="of --figure tensor (default: the last before the cut)")
-    plot.add_argument("--threshold", type=float, metavar="X", help="line of --figure replay-length and healing")
+    plot.add_argument(
+        "--threshold", type=specs.parse_threshold, metavar="X", help="line of --figure replay-length and healing"
+    )
     plot.add_argument("--dark", action="store_true", help="png, svg and pdf on a dark ground")
     _out_option(plot, "OUT", "file (.html .png .svg .pdf .csv .json), or with --figure all a folder")
 

@@ -4,6 +4,7 @@ Pure functions of text and integers. Each raises UsageError with one line that n
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,17 @@ def parse_count(text: str, what: str, *, least: int = 0, also: str = "") -> int:
     if not re.fullmatch(r"[0-9]{1,19}", text) or not least <= int(text) < 2**63:
         raise UsageError(f"{what} {text!r} must be a whole number of at least {least}{f' or {also}' if also else ''}")
     return int(text)
+
+
+def parse_threshold(text: str) -> float:
+    """A positive number that an error can be held against."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1e9:
+        raise UsageError(f"threshold {text!r} must be a number above 0, at most 1e9")
+    return value
 
 
 def parse_device(text: str) -> str:

@@ -84,7 +84,8 @@ def lines(data: Mapping[str, Any], verbose: bool = False) -> list[str]:
     for arm in data["arms"]:
         cuts = f"cuts {_span(arm['cuts'])}" if arm["cuts"] else "no cut"
         replay = f", replay {_span(arm['replay'])}" if arm["replay"] else ""
-        out.append(f"  {arm['arm']:<20} {arm['semantics']:<14} {arm['runs']} runs, {cuts}{replay}")
+        runs = "1 run" if arm["runs"] == 1 else f"{arm['runs']} runs"
+        out.append(f"  {arm['arm']:<20} {arm['semantics']:<14} {runs}, {cuts}{replay}")
     out += _section("divergence from", {name: ", ".join(points) for name, points in data["divergence"].items()})
     out += _section("row by row from", {name: ", ".join(points) for name, points in data["rows"].items()})
     out += _section("raw states", {name: f"runs {_span(runs)}" for name, runs in data["states"].items()})

@@ -206,8 +206,10 @@ def test_errors_of_a_use_case(error, code, says, usecases, tmp_path, capsys):
     words = ["record", "-o", str(tmp_path / "t.h5")]
     assert cli.main(words) == code
     assert says in one_line(capsys)
-    with pytest.raises(type(error)):
-        cli.main([*words, "--debug"])
+    # The same code, and where it came from.
+    assert cli.main([*words, "--debug"]) == code
+    err = capsys.readouterr().err
+    assert "Traceback" in err and type(error).__name__ in err and says in err
 
 
 def test_a_reader_that_stops_early_is_no_error(tmp_path):

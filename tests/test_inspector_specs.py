@@ -258,3 +258,10 @@ def test_braces_name_exactly_their_layers(layers, wanted):
     else:
         with pytest.raises(UsageError):
             expand_points([glob], valid)
+
+
+def test_a_threshold_is_a_positive_number():
+    assert specs.parse_threshold("1e-3") == 1e-3
+    for text in ("nan", "inf", "0", "-1", "1e99", "x"):
+        with pytest.raises(UsageError, match="threshold"):
+            specs.parse_threshold(text)

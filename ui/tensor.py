@@ -154,6 +154,8 @@ def _names(trace: TraceReader, run: int, other: int, point: str) -> dict[int, st
 def _nearest(there: np.ndarray, wanted: int) -> int:
     if not len(there):
         raise NotRecorded("this state has no rows; record the run again")
+    if not there[0] <= wanted <= there[-1]:
+        raise UsageError(f"position {wanted} is outside the stored rows, {there[0]} … {there[-1]}")
     return int(there[np.abs(there - wanted).argmin()])
 
 
