@@ -18,18 +18,12 @@ from replayscope.ui import app, controls
 from replayscope.ui.access import is_local, users
 from replayscope.ui.library import Library
 from replayscope.ui.port import FIRST_PORT
-from replayscope.ui.session import Seen, Session
-from replayscope.ui.view import Choice
+from replayscope.ui.session import Session
 from tests.synthetic import synthetic_trace
+from tests.visitor import CUTS, PARTS, Visitor
 
 # Gradio leaves an event loop open for every Blocks that is built outside of one.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-CUTS = (4, 8, 9, 24, 40, 50, 63)
-PARTS = (
-    "header", "nav", *controls.MENUS, *controls.SLIDERS, "note", "story", "overview_cut", "overview_position", "tables",
-    "cut_map", "cut_cell",
-)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -45,32 +39,6 @@ def root(tmp_path_factory):
     synthetic_trace(root / "a.h5", n_tokens=64, window=8, layers=4, cuts=CUTS)
     synthetic_trace(root / "b.h5", n_tokens=48, window=8, layers=3, cuts=(24, 30))
     return root
-
-
-class Visitor:
-    """A page in numbers: what it shows, and how to act on it."""
-
-    def __init__(self, root, query="?trace=a.h5"):
-        self.act = Session(Library(root), "", app.TABS, PARTS)
-        self.took(self.act.start(query))
-
-    def took(self, answer):
-        self.seen, self.wanted, *values = answer
-        assert isinstance(self.seen, Seen) and len(values) == len(PARTS)
-        self.new = {part: value for part, value in zip(PARTS, values, strict=True) if value != gr.skip()}
-        return self.new
-
-    def do(self, event=None, nav=None, **changed):
-        c = self.seen.choice
-        cuts = CUTS if c.trace == "a.h5" else (24, 30)
-        given = {name: getattr(c, name) for name in (*controls.MENUS, *controls.SLIDERS)}
-        given["cut"] = cuts.index(c.cut) if c.cut in cuts else 0
-        nav = self.seen.tab if nav is None else nav
-        return self.took(self.act.draw(self.seen, nav, **{**given, **changed}, event=gr.EventData(None, event)))
-
-    @property
-    def choice(self) -> Choice:
-        return self.seen.choice
 
 
 def test_every_part_has_a_name_of_its_own():

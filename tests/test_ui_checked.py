@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -11,12 +12,11 @@ import pytest
 from replayscope.inspector import cli
 from replayscope.inspector.errors import ReplayScopeError
 from replayscope.traces import TraceError, TraceReader
-from replayscope.ui import app
 from replayscope.ui.checked import CheckedReader, told
 from replayscope.ui.export import export
 from replayscope.ui.figures import FIGURES, chart, figure
-from replayscope.ui.library import Library
 from tests.synthetic import synthetic_trace
+from tests.visitor import Visitor
 
 
 @pytest.fixture(scope="module")
@@ -104,17 +104,16 @@ def damaged(request, sound, tmp_path) -> tuple[Path, str]:
     return Path(path), said
 
 
-def shown(page: list) -> dict:
-    return dict(zip(app._PARTS, page, strict=True))
+def visit(folder: Path) -> Visitor:
+    return Visitor(folder, cuts=(4, 24, 40))
 
 
-def cleared(page: list) -> str:
+def cleared(new: dict) -> str:
     """The one line of a page on which nothing else is left."""
-    parts = shown(page)
-    assert [parts[name] for name in ("header", "cut_map", "position_map", "kl", "details")] == [""] * 5
-    menus = [parts[name] for name in ("arm", "reference", "point", "region", "metric")]
-    assert all(menu.choices == [] and menu.value is None for menu in menus) and not parts["cut"].visible
-    return parts["summary"]
+    assert [new.get(part, "") for part in ("header", "story", "overview_cut", "overview_position", "tables")] == [
+        ""
+    ] * 5
+    return new["note"]
 
 
 @pytest.mark.parametrize("figure", ["cut-layer", "position-layer", "reach", "logits-kl", "compare", "report"])
@@ -134,12 +133,11 @@ def test_the_command_line_names_the_file_and_the_part(damaged, figure, tmp_path,
 
 def test_the_page_is_cleared_and_says_one_line(damaged, capsys):
     path, _ = damaged
-    act = app._Actions(Library(path.parent), "a.h5")
-    opened = act.open("a.h5")
+    visitor = visit(path.parent)
     # What only the verdict reads may be what is wrong.
-    line = cleared(opened if shown(opened)["header"] == "" else act.describe("a.h5", "encoder"))
+    line = cleared(visitor.new) if visitor.new["header"] == "" else json.loads(visitor.act.describe("a.h5")[0])["html"]
     assert "a.h5" in line and str(path.parent) not in line and "\n" not in line and "Traceback" not in line
-    assert shown(opened)["traces"].value == "a.h5", "the list still shows which file the line is about"
+    assert "rs-empty" in line and visitor.choice.trace == "a.h5", "the page still knows which file the line is about"
     assert capsys.readouterr().err == ""
 
 
@@ -202,19 +200,19 @@ def test_what_no_check_foresees_is_one_line_too(tmp_path):
 
 
 def test_a_fault_in_the_drawing_itself_reaches_no_reader(sound, monkeypatch, capsys):
-    act = app._Actions(Library(sound.parent), "a.h5")
-    assert shown(act.open("a.h5"))["cut_map"] != ""
-    act = app._Actions(Library(sound.parent), "a.h5")
-    monkeypatch.setattr("replayscope.ui.view.cut_layer", lambda *_: np.zeros(2)[3])
-    assert "a.h5" in cleared(act.open("a.h5")) and capsys.readouterr().err == ""
+    visitor = visit(sound.parent)
+    assert visitor.new["overview_cut"] != ""
+    broken = replace(visitor.act.tabs["overview"], content=lambda *_: np.zeros(2)[3])
+    visitor.act.tabs["overview"] = broken
+    assert "a.h5" in cleared(visitor.do(cut=0)) and capsys.readouterr().err == ""
 
 
 EVENTS = {
-    "open": lambda act: act.open("a.h5"),
-    "describe": lambda act: act.describe("a.h5", "encoder"),
-    "draw": lambda act: act.draw("a.h5", "encoder", "full", "hidden", "suffix", "rel_l2", 24),
-    "move": lambda act: act.move("a.h5", "encoder", "full", "hidden", "suffix", "rel_l2", 1),
-    "click": lambda act: act.click("a.h5", "encoder", "full", "hidden", "suffix", "rel_l2", 24, None),
+    "open": lambda visitor: visitor.took(visitor.act.start("?trace=a.h5")),
+    "describe": lambda visitor: {"note": json.loads(visitor.act.describe("a.h5")[0])["html"]},
+    "draw": lambda visitor: visitor.do(region="suffix"),
+    "move": lambda visitor: visitor.do(cut=0),
+    "click": lambda visitor: visitor.do({"axis": "cut", "at": 24, "row": 1}),
 }
 
 
@@ -222,9 +220,8 @@ EVENTS = {
 @pytest.mark.parametrize("fate", ["deleted", "foreign", "empty", "no trace", "a folder"])
 def test_a_file_that_goes_bad_while_it_is_open(event, fate, sound, tmp_path, capsys):
     path = Path(shutil.copy(sound, tmp_path / "a.h5"))
-    act = app._Actions(Library(tmp_path), "a.h5")
-    parts = shown(act.open("a.h5"))
-    assert parts["cut_map"] and parts["traces"].value == "a.h5"
+    visitor = visit(tmp_path)
+    assert visitor.new["overview_cut"] and visitor.new["header"]
     path.unlink()
     if fate == "foreign":
         path.write_bytes(b"no trace at all")
@@ -234,19 +231,17 @@ def test_a_file_that_goes_bad_while_it_is_open(event, fate, sound, tmp_path, cap
         h5py.File(path, "w").close()
     elif fate == "a folder":
         path.mkdir()
-    page = EVENTS[event](act)
-    line = cleared(page)
-    assert "a.h5" in line and str(tmp_path) not in line
-    listed = fate not in ("deleted", "a folder")
-    assert shown(page)["traces"].value == ("a.h5" if listed else None), "a file that is gone is not chosen"
+    line = cleared(EVENTS[event](visitor))
+    assert "a.h5" in line and str(tmp_path) not in line and "rs-empty" in line
     assert capsys.readouterr().err == ""
 
 
 def test_what_no_menu_offers_is_mended_or_refused(sound, capsys):
-    act = app._Actions(Library(sound.parent), "a.h5")
     for odd in (None, 3, [], ["a"], {}, "no such", "../../etc"):
-        for page in (act.draw("a.h5", odd, odd, odd, odd, odd, 24), act.move("a.h5", odd, odd, odd, odd, odd, odd)):
-            assert "at cut" in shown(page)["position_map"]
-        if odd is not None:
-            assert cleared(act.open(odd)).count("\n") == 0
+        visitor = visit(sound.parent)
+        visitor.do(arm=odd, reference=odd, point=odd, region=odd, metric=odd, cut=odd, layer=odd, position=odd)
+        assert visitor.choice.arm == "encoder" and "note" not in visitor.new
+        if odd:
+            line = cleared(visitor.do(trace=odd))
+            assert "rs-empty" in line and "\n" not in line and str(sound.parent) not in line
     assert capsys.readouterr().err == ""
