@@ -36,6 +36,9 @@ def load(options: RunOptions, dtype: torch.dtype, devices: list[torch.device]) -
     for name, nothing, why in _REFUSED:
         if getattr(options, name, nothing) != nothing:
             raise UsageError(f"--{name.replace('_', '-')} is not for a Hugging Face model: {why}")
+    if len(devices) > 1 and any(d.type != "cuda" for d in devices):
+        typed = ",".join(map(str, devices))
+        raise UsageError(f"--devices {typed}: a Hugging Face model is spread over CUDA devices only; use --device cpu")
     hf.say_less(options.verbosity)
     # First, since a model that is not there has no tokenizer either.
     hf.read_config(options.model)

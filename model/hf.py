@@ -15,9 +15,9 @@ import transformers
 from torch import Tensor
 
 from replayscope.model.hf_config import HFConfig, UnmappedError, map_config
+from replayscope.model.hf_faults import check_weights, told
 from replayscope.model.hf_hooks import Parts, find_parts
 from replayscope.model.manifest import weights_hash
-from replayscope.model.weights import WeightsError
 
 log = logging.getLogger(__name__)
 QUANTISED = ("8bit", "4bit")
@@ -56,11 +56,9 @@ class HFModel:
 
 def read_config(name: str) -> tuple[Any, HFConfig]:
     """The config in a folder, or of an id on the hub, and its mapping. Raises WeightsError with one line."""
-    config = _fetched(name, lambda: transformers.AutoConfig.from_pretrained(name, local_files_only=_local(name)))
-    try:
+    with told(name):
+        config = transformers.AutoConfig.from_pretrained(name, local_files_only=_local(name))
         return config, map_config(config)
-    except UnmappedError as error:
-        raise WeightsError(f"model {name}: {error}") from error
 
 
 def load(
@@ -72,22 +70,26 @@ def load(
     """The model in a folder, or of an id on the hub, and the SHA-256 of its weights or the commit they are of.
 
     devices: one, or several among which the layers are spread. quantise: ``8bit`` or ``4bit`` where transformers can.
-    Raises WeightsError with one line where it cannot be fetched, mapped or loaded.
+    Raises WeightsError with one line where it cannot be fetched, mapped or loaded, or its weights are not all there.
     """
     config, mapped = read_config(name)
-    try:
-        options = _placement(devices, quantise)
+    with told(name):
         config._experts_implementation = "eager"
-        auto = auto_class(config)
-        module = _fetched(
+        module, loading = auto_class(config).from_pretrained(
             name,
-            lambda: auto.from_pretrained(
-                name, config=config, dtype=dtype, attn_implementation="eager", local_files_only=_local(name), **options
-            ),
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=_local(name),
+            # So that they are told by name.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **_placement(devices, quantise),
         )
+        # Layers that predict further tokens are stored behind the others, and not run.
+        further = getattr(config.get_text_config(decoder=True), "num_nextn_predict_layers", None) or 0
+        check_weights(name, module, mapped.num_hidden_layers + further, loading)
         return placed(module, mapped, dtype), _origin(name, config)
-    except UnmappedError as error:
-        raise WeightsError(f"model {name}: {error}") from error
 
 
 def placed(module: Any, mapped: HFConfig, dtype: torch.dtype) -> HFModel:
@@ -155,7 +157,7 @@ def _placement(devices: list[torch.device], quantise: str | None) -> dict[str, A
             load_in_8bit=quantise == "8bit", load_in_4bit=quantise == "4bit"
         )
     if len(devices) > 1:
-        free = {d.index: torch.cuda.mem_get_info(d)[0] for d in devices if d.type == "cuda"}
+        free = {d.index or 0: torch.cuda.mem_get_info(d)[0] for d in devices if d.type == "cuda"}
         return options | {"device_map": "balanced", "max_memory": free}
     if devices[0].type != "cpu" or quantise is not None:
         options["device_map"] = {"": devices[0]}
@@ -177,19 +179,6 @@ def _reachable() -> bool:
     except OSError:
         return False
     return True
-
-
-def _fetched(name: str, read: Any) -> Any:
-    """What ``read`` returns; what goes wrong while files are found and read is told in one line."""
-    try:
-        return read()
-    except UnmappedError:
-        raise
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        what = "cannot be loaded" if Path(name).is_dir() else "is no folder here and could not be fetched from the hub"
-        raise WeightsError(f"model {name} {what}: {reason:.200}") from error
 
 
 def _origin(name: str, config: Any) -> str:

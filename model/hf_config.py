@@ -142,6 +142,8 @@ def map_config(config: Any) -> HFConfig:
         raise UnmappedError(
             f"config.json says model_type {name!r}, but has no num_hidden_layers where such a model has it"
         )
+    if text.num_hidden_layers < 1:
+        raise UnmappedError(f"{name} has num_hidden_layers {text.num_hidden_layers}; it must be at least 1")
     if getattr(config, "is_encoder_decoder", False):
         raise UnmappedError(f"{name} is an encoder-decoder: only decoders are mapped")
     if getattr(text, "use_bidirectional_attention", None) in (True, "all") or not getattr(text, "is_causal", True):

@@ -42,7 +42,7 @@ def edited(family: str, target: Path, **changes: object) -> Path:
     return target
 
 
-def run(capsys, *words: str) -> tuple[int, str, str]:
+def run(capsys, *words: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command."""
     code = cli.main([str(w) for w in words])
     told = capsys.readouterr()

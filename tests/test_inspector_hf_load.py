@@ -1,12 +1,14 @@
 """From the command line to a Hugging Face model: its prompt, what it does not take, and what goes wrong on the way."""
 
 import json
+import shutil
 import socket
 import sys
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import replayscope.inspector
 import replayscope.inspector.hf_load
@@ -132,6 +134,104 @@ def test_a_folder_without_weights_gives_one_line(tmp_path, capsys):
     target = hf.edited("mistral", tmp_path / "m")
     err = refused(capsys, "-m", target, "-p", hf.PROMPT, *CHEAP, "-o", tmp_path / "t.h5")
     assert f"model {target} cannot be loaded" in err
+
+
+def copied(target, family: str = "mistral", **changes: object):
+    """A tiny model with its weights, and keys of its config changed."""
+    shutil.copytree(hf.folder(family), target)
+    return hf.edited(family, target, **changes)
+
+
+def resaved(target, change):
+    """Pass the tensors of a folder's checkpoint through a function that changes the dict."""
+    path = target / "model.safetensors"
+    held = load_file(path)
+    change(held)
+    save_file(held, path, metadata={"format": "pt"})
+
+
+def test_weights_that_do_not_fit_the_config_are_refused_by_name(tmp_path, capsys):
+    """Never filled at random, and no layer left out: 9 tensors a layer, 3 besides, of 4 layers."""
+    ends = ("-p", hf.PROMPT, *CHEAP, "-o", tmp_path / "t.h5")
+    for name, key, value, says in (
+        ("deeper", "num_hidden_layers", 6, "lacks 18 tensors (model.layers.4.input_layernorm.weight, "),
+        ("flatter", "num_hidden_layers", 3, "has more layers: 9 tensors (model.layers.3.input_layernorm.weight, "),
+        ("wider", "intermediate_size", 40, "has 12 tensors (model.layers.0.mlp.down_proj.weight, "),
+    ):
+        err = refused(capsys, "-m", hf.edited("mistral", copied(tmp_path / name), **{key: value}), *ends)
+        assert f"model {tmp_path / name} does not fit its config: the checkpoint {says}" in err
+        assert err.count("model.layers.") == 3
+    headless = copied(tmp_path / "headless")
+    resaved(headless, lambda held: held.pop("lm_head.weight"))
+    assert "lacks 1 tensor (lm_head.weight);" in refused(capsys, "-m", headless, *ends)
+    assert not list(tmp_path.glob("*.h5*"))
+
+
+def test_tied_weights_and_layers_that_predict_further_tokens_are_no_fault(tmp_path):
+    """A checkpoint without the head of a tied model is whole, and so is one with a layer behind those that run."""
+    cpu = [torch.device("cpu")]
+    tied = copied(tmp_path / "tied", tie_word_embeddings=True)
+    resaved(tied, lambda held: held.pop("lm_head.weight"))
+    model = loader.load(str(tied), torch.float64, cpu)[0].module
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    further = copied(tmp_path / "further", num_hidden_layers=3, num_nextn_predict_layers=1)
+    assert loader.load(str(further), torch.float64, cpu)[0].config.num_hidden_layers == 3
+
+
+def test_other_tensors_that_are_not_used_give_a_warning(tmp_path, capsys):
+    target, out = copied(tmp_path / "m"), tmp_path / "t.h5"
+    # A tower's layer may have a number that the decoder's have not.
+    resaved(target, lambda held: held.update({"tower.layers.7.self_attn.q_proj.weight": torch.zeros(2)}))
+    code, _, err = hf.run(capsys, "record", "-m", target, "-p", hf.PROMPT, *CHEAP, "-o", out)
+    assert code == 0 and "not used of its checkpoint: 1 tensor (tower.layers.7.self_attn.q_proj.weight)" in err
+
+
+BROKEN = {
+    "wrong type": ({"hidden_size": "abc"}, "'hidden_size' expected int, got str"),
+    "no RoPE": ({"rope_parameters": 5}, "Validation error for field 'rope_parameters': "),
+    "no heads": ({"num_key_value_heads": 0}, "division or modulo by zero"),
+    "no layers": ({"num_hidden_layers": 0}, "mistral has num_hidden_layers 0; it must be at least 1"),
+    "no words": ({"vocab_size": 0}, "cannot be loaded: "),
+    "activation": ({"hidden_act": "zzz"}, "KeyError 'zzz'"),
+    "unknown layers": ({"layer_types": ["foo"] * 6}, "ValueError: The `layer_types` entries must be in"),
+    "too few layer types": ({"layer_types": ["sliding_attention"] * 4}, "must be equal to the number of `layer_types`"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_config_gives_one_line(case, tmp_path, capsys):
+    changes, says = BROKEN[case]
+    # A mistral's config knows no layer types.
+    family = "ministral" if "layer_types" in changes else "mistral"
+    target = hf.edited(family, copied(tmp_path / "m", family), **changes)
+    err = refused(capsys, "-m", target, "-p", hf.PROMPT, *CHEAP, "-o", tmp_path / "t.h5")
+    assert f"model {target}" in err and says in err and "internal error" not in err
+    assert len(err) < len(str(target)) + 260
+
+
+@pytest.mark.parametrize(
+    ("file", "held"),
+    [("model.safetensors", b""), ("model.safetensors", b"zzzz" * 99), ("model.safetensors.index.json", b"{}"),
+     ("model.safetensors.index.json", b"{"), ("config.json", b'{"model_type": "mistral",')],
+)  # fmt: skip
+def test_a_broken_file_gives_one_line(file, held, tmp_path, capsys):
+    target = copied(tmp_path / "m")
+    if file.endswith("index.json"):
+        (target / "model.safetensors").unlink()
+    (target / file).write_bytes(held)
+    err = refused(capsys, "-m", target, "-p", hf.PROMPT, *CHEAP, "-o", tmp_path / "t.h5")
+    assert str(target) in err and "internal error" not in err
+    assert file == "config.json" or f"model {target} cannot be loaded: " in err
+    words = ("-p", hf.PROMPT, *CHEAP, "-o", tmp_path / "t.h5", "--debug")
+    code, _, told = hf.run(capsys, "record", "-m", target, *words)
+    assert code == 2 and told.startswith("Traceback") and told.endswith(err)
+    assert "direct cause of the following exception" in told, "--debug shows where it broke"
+
+
+def test_several_devices_are_cuda_devices(tmp_path, capsys):
+    words = ("-p", hf.PROMPT, *CHEAP, "--devices", "cpu,cpu", "-o", tmp_path / "t.h5")
+    err = refused(capsys, "-m", hf.folder("mistral"), *words)
+    assert "--devices cpu,cpu: a Hugging Face model is spread over CUDA devices only" in err
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, tmp_path, capsys):
