@@ -16,9 +16,11 @@ from replayscope.inspector.judge_contract import Contract
 from replayscope.inspector.judge_costs import cost_lines
 from replayscope.inspector.judge_matrix import Group
 from replayscope.inspector.judge_results import Store, header_of, read
-from replayscope.inspector.judge_run import Text, group_lines
+from replayscope.inspector.judge_run import Text, group_lines, planted
 from replayscope.inspector.judge_verdict import judge
+from replayscope.inspector.names import counted
 from replayscope.inspector.options import Result
+from replayscope.inspector.semantics import valid_arms
 from replayscope.inspector.usecases import DTYPES
 from replayscope.model import presets, tokenizer
 from replayscope.model.streaming import StreamedModel
@@ -48,6 +50,7 @@ def plan(asked: JudgeRun) -> Result:
     """The cells, and what they would cost here: a pass of the first group is run to tell the time."""
     model, _ = _load(asked)
     groups, words = matrix.groups(asked.contract, asked.cells), text_of()
+    matrix.check_lengths(groups, asked.model, model.config.max_position_embeddings)
     rows, table = 0, []
     n = asked.contract.evidence.samples
     for group in groups:
@@ -62,7 +65,8 @@ def plan(asked: JudgeRun) -> Result:
     lines = [
         *judge_text.table(table),
         "",
-        f"{len(cells)} cells, {len(groups) * n} prompts, {rows:,} rows; about {rows * per_row:.0f} s on this machine",
+        f"{counted(len(cells), 'cell')}, {counted(len(groups) * n, 'prompt')}, {rows:,} rows; "
+        f"about {rows * per_row:.0f} s on this machine",
         f"a drop below {asked.contract.evidence.budget:.1%} can be shown with the prompts needed, if nothing differs",
         *(f"note: {name} has too few prompts to show anything" for name in short),
         asked.contract.stamp,
@@ -75,6 +79,7 @@ def run(asked: JudgeRun) -> Result:
     """Run what is not in the results file yet, then judge."""
     model, weights = _load(asked)
     groups, (encode, filler, decode) = matrix.groups(asked.contract, asked.cells), text_of()
+    matrix.check_lengths(groups, asked.model, model.config.max_position_embeddings)
     words = Text(encode, decode, filler)
     header = header_of(asked.contract, asked.model, asked.cells, asked.source) | {
         "weights_sha256": weights,
@@ -82,9 +87,7 @@ def run(asked: JudgeRun) -> Result:
         "device": str(model.device),
         "plants": dict(asked.plants or {}),
     }
-    for glob in asked.plants or {}:
-        if not any(matrix.named(group, one, glob) for group in groups for one in group.runs):
-            raise UsageError(f"--plant: no cell is called {glob!r}")
+    _check_plants(model, groups, asked)
     executor = Executor(model, keep_state=True)
     began, total = time.perf_counter(), len(groups) * asked.contract.evidence.samples
     with Store(asked.out, header, asked.force) as store:
@@ -110,6 +113,28 @@ def run(asked: JudgeRun) -> Result:
 def text_of() -> tuple[matrix.Encode, str, matrix.Decode]:
     """Encoding, filler and decoding of the embedded tokenizer."""
     return tokenizer.encode, samples.load(FILLER), tokenizer.decode
+
+
+def _check_plants(model: Model, groups: list[Group], asked: JudgeRun) -> None:
+    """Before anything is written: the first prompt of every group, with what is planted in it."""
+    encode, filler, _ = text_of()
+    plants, config = asked.plants or {}, model.config
+    for glob, arm in plants.items():
+        if arm.startswith("broken:floor@") and arm not in valid_arms(config):
+            last = config.num_hidden_layers - 1
+            raise UsageError(f"--plant {glob}={arm}: {asked.model} has the layers 0 to {last}")
+        if not any(matrix.named(group, one, glob) for group in groups for one in group.runs):
+            raise UsageError(f"--plant: no cell is called {glob!r}")
+    for group in groups:
+        one = matrix.prompt(group, asked.contract.evidence.seed, encode, filler)
+        if not any(matrix.named(group, run, glob) for run in group.runs for glob in plants):
+            continue
+        for run, right in matrix.requests(config, group, one, "p", matrix.steps(group, [one])):
+            if run is not None:
+                try:
+                    planted(config, group.cell(run), right, plants)
+                except UsageError as error:
+                    raise UsageError(f"--plant cannot break {group.cell(run)}: {error}") from None
 
 
 def _load(asked: JudgeRun) -> tuple[Model, str]:

@@ -6,10 +6,11 @@ adds is not part of it.
 
 import hashlib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -19,10 +20,13 @@ from replayscope.inspector.engines import ENGINES
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.features import FEATURES, feature
 from replayscope.inspector.judge_stats import pairs_needed, statistic
+from replayscope.inspector.judge_tables import filled, table, tables, texts, typed
 from replayscope.inspector.names import choose
 from replayscope.model.tasks import PLACES, SUFFIXES, TASKS
 
 DEFAULT = "default"
+# Far above what a day can run; a slip of the keyboard is refused before it fills the memory.
+MOST_CELLS, MOST_PROMPTS = 20_000, 10_000_000
 ARMS = ("encoder", "decoder", "both", "exact")
 CUTS = {
     "start": "nothing is cached",
@@ -164,10 +168,11 @@ def parse(text: str, name: str) -> Contract:
     """A contract from its text. ``name`` is for errors."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{name} is no TOML: {error}") from None
-    stamp = raw.pop("frozen", None)
-    digest = hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest()
+        stamp = raw.pop("frozen", None)
+        # Also a whole number of thousands of digits, which Python refuses to read or write, is a ValueError.
+        digest = hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest()
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name} is no TOML that can be used: {error}") from None
     if stamp is not None and (not isinstance(stamp, dict) or set(stamp) != {"sha256", "date"}):
         raise UsageError(f"{name}: [frozen] holds sha256 and date; let replayscope judge freeze write it")
     if stamp is not None and stamp["sha256"] != digest:
@@ -175,17 +180,25 @@ def parse(text: str, name: str) -> Contract:
     known = ("name", "evidence", "budgets", "service", "limit", "matrix")
     for key in raw:
         choose(f"key of {name}", key, known)
-    service = raw.get("service", {})
+    service = table(raw.get("service", {}), f"{name} [service]")
     for key in service:
         choose(f"key of {name} [service]", key, ("needs", "critical"))
+    needs, critical = (texts(service.get(key, []), key, f"{name} [service]") for key in ("needs", "critical"))
+    budgets = table(raw.get("budgets", {}), f"{name} [budgets]")
+    limits, matrix = (tables(raw.get(key, []), f"{name} [[{key}]]") for key in ("limit", "matrix"))
     contract = Contract(
-        name=str(raw.get("name", name)),
-        evidence=_filled(Evidence, raw.get("evidence", {}), f"{name} [evidence]"),
-        budgets={choose("task", task, list(TASKS)): float(value) for task, value in raw.get("budgets", {}).items()},
-        needs=tuple(choose("feature", one, list(FEATURES)) for one in service.get("needs", [])),
-        critical=tuple(glob for one in service.get("critical", []) for glob in [one] if tasks(one, name)),
-        limits=tuple(_limit(one, f"{name} [[limit]] {i + 1}") for i, one in enumerate(raw.get("limit", []))),
-        matrix=tuple(_block(one, f"{name} [[matrix]] {i + 1}") for i, one in enumerate(raw.get("matrix", []))),
+        name=typed(raw.get("name", name), str, "name", name),
+        evidence=filled(Evidence, raw.get("evidence", {}), f"{name} [evidence]"),
+        budgets={
+            choose(f"task of {name} [budgets]", task, list(TASKS)): typed(
+                value, float, task, f"{name} [budgets]", within="budget"
+            )
+            for task, value in budgets.items()
+        },
+        needs=tuple(choose(f"feature of {name} [service] needs", one, list(FEATURES)) for one in needs),
+        critical=tuple(one for one in critical if tasks(one, f"{name} [service] critical")),
+        limits=tuple(_limit(one, f"{name} [[limit]] {i + 1}") for i, one in enumerate(limits)),
+        matrix=tuple(_block(one, f"{name} [[matrix]] {i + 1}") for i, one in enumerate(matrix)),
         sha256=digest,
         text=text,
         frozen=stamp,
@@ -194,50 +207,25 @@ def parse(text: str, name: str) -> Contract:
     return contract
 
 
-def _filled(kind: type, raw: Any, where: str) -> Any:
-    """A dataclass from a table: unknown keys, missing ones and values of another type are named."""
-    if not isinstance(raw, dict):
-        raise UsageError(f"{where} is not a table")
-    known = {f.name: f for f in fields(kind)}
-    values = {}
-    for key, value in raw.items():
-        f = known[choose(f"key of {where}", key, list(known))]
-        if isinstance(value, list):
-            value = tuple(value)
-        if not _fits(value, f.type):
-            raise UsageError(f"{where}: {key} cannot be {value!r:.60}")
-        values[key] = value
-    if missing := [f.name for f in known.values() if f.name not in values and f.default is MISSING]:
-        raise UsageError(f"{where} lacks {missing[0]}")
-    return kind(**values)
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a TOML value is of a field's type: a whole number is a float too, true is no number, no list is empty."""
-    if isinstance(value, tuple):
-        inside = {tuple[int, ...]: int, tuple[str, ...]: str}.get(kind)
-        return inside is not None and len(value) > 0 and all(type(v) is inside for v in value)
-    return type(value) is kind or (kind is float and type(value) is int)
-
-
 def _limit(raw: Any, where: str) -> Limit:
     if isinstance(raw, dict):
-        raw = {k: str(v) if k in ("layer", "length") and not isinstance(v, bool) else v for k, v in raw.items()}
-    limit = _filled(Limit, raw, where)
-    choose("metric", limit.metric, list(METRICS))
+        raw = {k: str(v) if k in ("layer", "length") and type(v) is int else v for k, v in raw.items()}
+    limit = filled(Limit, raw, where)
+    choose(f"metric of {where}", limit.metric, list(METRICS))
     try:
         statistic(limit.statistic)
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from None
+    for key in ("region", "layer"):
+        if getattr(limit, key) != "*" and limit.metric not in STATES:
+            raise UsageError(f"{where}: {limit.metric} has no {key}s; they are of {' and '.join(STATES)}")
     if limit.region != "*":
-        choose(f"region of {limit.metric}", limit.region, STATES.get(limit.metric, ()))
-    if limit.layer != "*" and limit.metric not in STATES:
-        raise UsageError(f"{where}: {limit.metric} has no layers; they are of {' and '.join(STATES)}")
+        choose(f"region of {limit.metric} in {where}", limit.region, STATES[limit.metric])
     return limit
 
 
 def _block(raw: Any, where: str) -> Block:
-    block = _filled(Block, raw, where)
+    block = filled(Block, raw, where)
     for kind, values, valid in (
         ("cut", block.cuts, CUTS),
         ("suffix", block.suffixes, SUFFIXES),
@@ -249,19 +237,26 @@ def _block(raw: Any, where: str) -> Block:
             choose(f"{kind} of {where}", value, list(valid))
     for glob in block.tasks:
         tasks(glob, where)
-    if min(*block.lengths, *block.concurrency, block.neighbours + 1) < 1:
-        raise UsageError(f"{where}: lengths and concurrency start at 1, neighbours at 0")
     return block
 
 
 def _check(contract: Contract, name: str) -> None:
-    e = contract.evidence
-    if not 0.5 < e.confidence < 1 or not all(0 < b < 1 for b in (e.budget, *contract.budgets.values())):
-        raise UsageError(f"{name}: a confidence lies between 0.5 and 1, a budget between 0 and 1")
-    if min(e.samples, e.resamples) < 1 or not 0 <= e.reference <= 1 or e.temperature <= 0 or e.seed < 0:
-        raise UsageError(f"{name} [evidence] holds a number that cannot be used; see docs/judge.md")
     if not contract.matrix:
         raise UsageError(f"{name} has no [[matrix]]: nothing would run")
+    # Counted before any is made, the cuts beside the named ones included.
+    cells = sum(
+        math.prod(map(len, (block.lengths, block.suffixes, block.outputs, block.concurrency, block.arms, block.cuts)))
+        * len({task for glob in block.tasks for task in tasks(glob, name)})
+        * len(block.semantics)
+        * (2 * block.neighbours + 1)
+        for block in contract.matrix
+    )
+    if cells > MOST_CELLS:
+        raise UsageError(f"{name} [[matrix]]: {cells:,} cells are more than {MOST_CELLS:,}; shorten its lists")
+    if (prompts := cells * contract.evidence.samples) > MOST_PROMPTS:
+        raise UsageError(
+            f"{name}: samples × cells of [[matrix]] is {prompts:,}, more than {MOST_PROMPTS:,}; lower samples"
+        )
 
 
 def tasks(glob: str, where: str) -> list[str]:

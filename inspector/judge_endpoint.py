@@ -16,7 +16,7 @@ from replayscope.inspector.judge_contract import Contract
 from replayscope.inspector.judge_engine import Answer, Bounds, Engine, RequestFailed
 from replayscope.inspector.judge_matrix import Group, Run
 from replayscope.inspector.judge_results import Store, header_of
-from replayscope.model.tasks import Sample, make, score
+from replayscope.model.tasks import Sample, score
 
 log = logging.getLogger(__name__)
 FILLER = "prose"
@@ -47,15 +47,17 @@ def run(asked: EngineRun) -> None:
     """Fill the results file with what is not in it yet. Raises Spent where the bounds are reached; the file stays."""
     groups = matrix.engine_groups(asked.contract, asked.cells, asked.semantics)
     engine = Engine(asked.url, asked.model, Bounds(asked.requests, asked.seconds))
+    e, filler = asked.contract.evidence, samples.load(FILLER)
+    # A task that does not fit into its length is found before anything is asked or written.
+    for group in groups:
+        matrix.sample_of(group, e.seed, filler)
     engine.probe()
-    e = asked.contract.evidence
     for field, why in engine.refused.items():
         log.info("the server refuses %s (%s): runs without", field, why[:120])
     header = header_of(asked.contract, asked.model, asked.cells, asked.source) | {
         "endpoint": {"semantics": asked.semantics, "salt": asked.salt, "block": asked.block, "url": asked.url},
         "refused": sorted(engine.refused),
     }
-    filler = samples.load(FILLER)
     # New for every run: a server may still hold what an earlier one cached.
     salt = secrets.token_hex(8) if asked.salt else None
     with Store(asked.out, header, asked.force) as store:
@@ -70,8 +72,7 @@ def run(asked: EngineRun) -> None:
 
 def _prompt(asked: EngineRun, engine: Engine, group: Group, seed: int, filler: str, salt: str | None) -> list[dict]:
     """The lines of one prompt: what every pair gave, and its times."""
-    task, place = group.task.split(".")
-    sample = make(task, seed, group.length, place, group.suffix, filler)
+    sample = matrix.sample_of(group, seed, filler)
     tokens = _LONG if group.output == "long" else len(sample.answer) + 1
     cold, why = _asked(engine, sample.prompt, tokens, salt and f"{salt}/cold")
     if cold is not None and cold.cached != 0:

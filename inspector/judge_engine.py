@@ -3,8 +3,10 @@
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 from replayscope.inspector.errors import ReplayScopeError, UsageError
@@ -58,6 +60,14 @@ class Engine:
     def __init__(self, url: str, model: str, bounds: Bounds) -> None:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--endpoint {url}: give an http address that ends in /v1")
+        try:
+            parts = urllib.parse.urlsplit(url)
+            # Without a port there is nothing to check; 0 is none that a server can have.
+            fits = bool(parts.hostname) and parts.port != 0 and url.isprintable() and " " not in url
+        except ValueError:
+            fits = False
+        if not fits:
+            raise UsageError(f"--endpoint {url!r} is no address: give http://HOST:PORT/v1 with a port from 1 to 65535")
         self.url, self.model, self.bounds = url.rstrip("/") + "/completions", model, bounds
         self.refused: dict[str, str] = {}
 
@@ -97,8 +107,20 @@ class Engine:
                 return _read(reply, began)
         except urllib.error.HTTPError as error:
             raise RequestFailed(f"HTTP {error.code}: {error.read(200).decode('utf-8', 'replace')}") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RequestFailed(f"{type(error).__name__}: {error}") from None
+        except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RequestFailed(_why(error)) from None
+
+
+def _why(error: Exception) -> str:
+    """An error in words; urllib wraps those of the connection."""
+    inside = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(inside, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(inside, TimeoutError):
+        return "no answer in time"
+    if isinstance(inside, OSError) and inside.strerror:
+        return inside.strerror
+    return inside if isinstance(inside, str) else f"{type(inside).__name__}: {inside}"
 
 
 def _read(reply: Any, began: float) -> Answer:

@@ -80,8 +80,10 @@ def groups(contract: Contract, cells: str = "*") -> list[Group]:
     out = []
     for group, asked in found.items():
         wanted = [run for run in asked if named(group, run, cells)]
+        chosen = set(wanted)
+        around = {one for run in wanted for one in neighbours(run)}
         # A jump is judged against the cuts on both sides, which have to run for it.
-        beside = [r for r in asked if r not in wanted and any(r in neighbours(w) for w in wanted)]
+        beside = [run for run in asked if run in around and run not in chosen]
         wanted += beside
         # One control for each base cut: it is the measure of the noise, which a token more or less does not change.
         cuts = [run.cut for run in wanted if run.cut is not None and parse_cut(run.cut)[1] == 0]
@@ -161,13 +163,25 @@ def _products(block: Block) -> Iterator[Group]:
                         yield Group(task, length, suffix, output, concurrency)
 
 
-def prompt(group: Group, seed: int, encode: Encode, filler: str) -> Prompt:
-    """The sample of a group and seed. Raises UsageError where the task does not fit into the length."""
+def sample_of(group: Group, seed: int, filler: str) -> Sample:
+    """Raises UsageError where the task does not fit into the length."""
     task, place = group.task.split(".")
     try:
-        sample = make(task, seed, group.length, place, group.suffix, filler)
+        return make(task, seed, group.length, place, group.suffix, filler)
     except ValueError as error:
         raise UsageError(f"{group.label}: {error}") from None
+
+
+def check_lengths(groups: Sequence[Group], model: str, most: int) -> None:
+    """Raises UsageError if a prompt is longer than the model's ``most`` positions."""
+    for group in groups:
+        if group.length > most:
+            raise UsageError(f"[[matrix]] lengths: {group.length:,} is more than {model} takes, {most:,} tokens")
+
+
+def prompt(group: Group, seed: int, encode: Encode, filler: str) -> Prompt:
+    """The sample of a group and seed. Raises UsageError where the task does not fit into the length."""
+    sample = sample_of(group, seed, filler)
     ids = encode(sample.prompt)
     # A later turn asks again: what lies behind the cut is said once more.
     return Prompt(

@@ -1,6 +1,7 @@
 """The command `judge`: what can be typed, checked before anything is loaded. No torch, no numpy until it is called."""
 
 import os
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from dataclasses import replace
@@ -116,7 +117,7 @@ def judge(options: Namespace) -> Result:
     asked = use_case.JudgeRun(
         contract,
         source,
-        model=choose("model", options.model or "mini", list(models())),
+        model=_preset(options.model or "mini"),
         cells=options.cells or "*",
         plants=_plants(options.plant or []),
         device=options.device or "auto",
@@ -183,12 +184,24 @@ def _fits(options: Namespace, action: str) -> None:
         raise UsageError(f"--{min(wrong)} is for a model that runs here, not for --endpoint; leave it out")
 
 
+def _preset(name: str) -> str:
+    known = list(models())
+    if name not in known and ("/" in name or Path(name).is_dir()):
+        raise UsageError(f"-m {name}: judge takes presets only, no folders and no OWNER/NAME: {', '.join(known)}")
+    return choose("model", name, known)
+
+
 def _plants(texts: list[str]) -> Mapping[str, str]:
+    from replayscope.inspector.semantics import BROKEN
+
+    # A stale window is another prompt's, and a pass of judge has none to take it from.
+    kinds = [kind for kind in BROKEN if kind != "stale"]
     found = {}
     for text in texts:
-        glob, equals, arm = text.rpartition("=")
-        if not equals or not glob or not arm.startswith("broken:") or arm == "broken:stale":
-            raise UsageError(f"--plant {text}: write CELLS=broken:KIND, of any kind but stale")
+        glob, _, arm = text.rpartition("=")
+        kind = re.sub(r"^floor@[0-9]+$", "floor@L", arm.removeprefix("broken:"))
+        if not glob or not arm.startswith("broken:") or kind not in kinds or arm == "broken:floor@L":
+            raise UsageError(f"--plant {text}: write CELLS=broken:KIND; KIND is {', '.join(kinds)} (L: a layer)")
         found[glob] = arm
     return found
 

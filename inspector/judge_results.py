@@ -96,6 +96,15 @@ def header_of(contract: Contract, model: str, cells: str, source: str) -> dict:
     }
 
 
+# Of what a file can hold results, where "another" and the key is no English.
+_OTHER = {
+    "cells": "other cells",
+    "plants": "other plants",
+    "weights_sha256": "other weights",
+    "refused": "an engine that refuses other fields",
+}
+
+
 class Store:
     """Appends to a results file; a context manager. done: (group, seed) of the prompts that it holds already.
 
@@ -112,9 +121,8 @@ class Store:
             old, lines, self.complete = _lines(path)
             same = json.loads(json.dumps(wanted))
             if differs := [k for k in wanted if k != "made" and old.get(k) != same[k]]:
-                raise UsageError(
-                    f"{path} holds results of another {differs[0]}; give another -o, or --force to start over"
-                )
+                of = _OTHER.get(differs[0], f"another {differs[0]}")
+                raise UsageError(f"{path} holds results of {of}; give another -o, or --force to start over")
             self.done = {(line["group"], line["seed"]) for line in lines if line["kind"] == "prompt"}
             self.timed = {(line["group"], line["seed"]) for line in lines if line["kind"] == "cost"}
             self._file = path.open("r+b")

@@ -89,7 +89,7 @@ def _pass(
         for run, r in matrix.requests(config, group, one, name, room):
             jobs.append(_Job(i, run, full))
             rights.append(r)
-            requests.append(_planted(config, group.cell(run), r, plants) if run is not None else r)
+            requests.append(planted(config, group.cell(run), r, plants) if run is not None else r)
     owners = [j.full for j in jobs]
     states = States(requests, owners, config.sliding_window)
     session = Session(model, Plan(tuple(requests)), tokens, executor, states.watch, WANT)
@@ -132,7 +132,7 @@ def _pass(
     return lines
 
 
-def _planted(config: ModelConfig, cell: str, right: Request, plants: Mapping[str, str]) -> Request:
+def planted(config: ModelConfig, cell: str, right: Request, plants: Mapping[str, str]) -> Request:
     """The request itself, or a broken one under its name where the cell has been planted."""
     arm = next((arm for glob, arm in plants.items() if fnmatchcase(cell, glob)), None)
     if arm is None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from replayscope.inspector.judge_stats import Interval
 from replayscope.inspector.judge_verdict import FAIL, OPEN, PASS, ROLL_BACK, Cell, Checked, Judgement
+from replayscope.inspector.names import counted
 from replayscope.inspector.options import Result
 
 DIMENSIONS = ("arm", "task", "cut", "length", "suffix", "output", "concurrency", "semantics")
@@ -60,7 +61,8 @@ def text(judged: Judgement, worst: int = 10) -> str:
     n = str(low) if low == high else f"{low} to {high}"
     lines = [
         f"verdict: {judged.verdict}",
-        f"{len(judged.judged)} cells judged with {n} prompts each; all must pass, each by itself",
+        f"{counted(len(judged.judged), 'cell')} judged with {n} prompt{'' if n == '1' else 's'} each; "
+        "all must pass, each by itself",
         *(f"because {reason}" for reason in judged.reasons),
     ]
     for dimension in DIMENSIONS:
@@ -78,7 +80,8 @@ def text(judged: Judgement, worst: int = 10) -> str:
         if kl:
             told = f"first differing token at step {first[0]}" if first else "no token differs"
             lines += [
-                f"        kl mean {kl[0]:.3g}, q95 {kl[2]:.3g}, max {kl[3]:.3g}; {told} ({len(first)} prompts differ)"
+                f"        kl mean {kl[0]:.3g}, q95 {kl[2]:.3g}, max {kl[3]:.3g}; {told} "
+                f"({counted(len(first), 'prompt')} differ{'s' if len(first) == 1 else ''})"
             ]
         lines += [f"        {command(cell, judged)}"]
     if judged.prices:

@@ -18,6 +18,7 @@ from replayscope.inspector.judge_matrix import CONTROL, Run, engine_groups, grou
 from replayscope.inspector.judge_results import Results
 from replayscope.inspector.judge_stats import Drop, Interval, bootstrap, compare, holm, pairs_needed
 from replayscope.inspector.judge_values import Costs, by_step, spread, values_of
+from replayscope.inspector.names import counted
 
 ACCEPT, DECODER_ONLY = "accept", "accept decoder replay only"
 REFUSE, LACKING = "refuse", "not enough evidence"
@@ -259,7 +260,7 @@ def _faults(pairs: Pairs) -> Iterable[str]:
     """What no statistic excuses: cached bytes that changed, rows that are not those of the arm."""
     changed = sum(run.get("changed", 0) > 0 for _, run in pairs)
     if changed:
-        yield f"cached entries changed in {changed} of {len(pairs)} prompts"
+        yield f"cached entries changed in {changed} of {counted(len(pairs), 'prompt')}"
     for key, place in (("replayed", 0), ("cached", 1)):
         wrong = [run for _, run in pairs if "planned" in run and run[key] != run["planned"][place]]
         if wrong:
@@ -275,10 +276,14 @@ def _settled(draft: dict, adjusted: float, contract: Contract) -> Cell:
     needed = pairs_needed(budget, e.confidence, round((drop.worse + drop.better) / drop.n, 2) if drop.n else 0.0)
     said: list[tuple[str, str]] = [(FAIL, fault) for fault in draft["faults"]]
     if draft["void"]:
-        said.append((OPEN, f"{len(draft['void'])} prompts are void: {draft['void'][0]}"))
-    counts = f"{drop.worse} prompts got worse and {drop.better} better of {drop.n}"
+        said.append(
+            (OPEN, f"{len(draft['void'])} of {counted(drop.n + len(draft['void']), 'prompt')} void: {draft['void'][0]}")
+        )
+    counts = f"{counted(drop.worse, 'prompt')} got worse and {drop.better} better of {drop.n}"
     if critical and drop.worse:
-        said.append((FAIL, f"critical task: {drop.worse} new failures, seed {', '.join(map(str, draft['new'][:5]))}"))
+        said.append(
+            (FAIL, f"critical task: {counted(drop.worse, 'new failure')}, seed {', '.join(map(str, draft['new'][:5]))}")
+        )
     if drop.low > budget:
         said.append((FAIL, f"success drops by {drop.drop:.1%} [{drop.low:.1%}, {drop.high:.1%}], over {budget:.1%}"))
     elif blind and drop.n:
@@ -315,13 +320,15 @@ def _whole(
         return REFUSE, list(served.refused)
     bad = [cell for cell in cells if cell.control and cell.state != PASS]
     if bad:
-        reasons.append(f"the control, a hit with its window kept, does not pass in {len(bad)} cells: {bad[0].name}")
+        reasons.append(
+            f"the control, a hit with its window kept, does not pass in {counted(len(bad), 'cell')}: {bad[0].name}"
+        )
     reasons += served.unknown
     for arm, state in arms.items():
         own = [c for c in cells if c.parts.arm == arm]
         counts = {s: sum(c.state == s for c in own) for s in (FAIL, OPEN)}
         if state != PASS:
-            reasons.append(f"{arm}: {counts[FAIL]} of {len(own)} cells fail, {counts[OPEN]} are open")
+            reasons.append(f"{arm}: {counts[FAIL]} of {counted(len(own), 'cell')} fail, {counts[OPEN]} open")
         if all(c.blind for c in own):
             reasons.append(f"{arm}: every cell is blind, full succeeds too seldom to show a drop")
     reasons += [f"{check.where}: {check.text}" for check in costs if check.state != PASS]
@@ -331,7 +338,9 @@ def _whole(
     unseen = _unseen(cells, costs, contract)
     reasons += [f"nothing was measured for the limit {limit.text}" for limit in unseen]
     if missing or not results.complete:
-        reasons.append(f"{len(missing)} cells of the contract did not run" if missing else "the runs did not finish")
+        reasons.append(
+            f"{counted(len(missing), 'cell')} of the contract did not run" if missing else "the runs did not finish"
+        )
     open_ = bool(bad or served.unknown or not results.complete or missing or unseen or not arms)
     if FAIL not in states and (open_ or OPEN in states):
         return (DECODER_ONLY if _decoder(arms, alone) and not open_ else LACKING), reasons

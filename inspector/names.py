@@ -24,3 +24,8 @@ def choose(what: str, name: str, valid: Collection[str]) -> str:
     if name not in valid:
         raise unknown(what, name, valid)
     return name
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun: 1 cell, 2 cells."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -50,28 +50,87 @@ def test_a_contract_is_known_by_what_it_says_and_its_stamp_holds_it():
     ("old", "new", "says"),
     [
         ("samples = 60", "sample = 60", r"unknown key of made.toml \[evidence\] 'sample'; did you mean 'samples'"),
-        ("samples = 60", "samples = true", r"\[evidence\]: samples cannot be True"),
-        ("samples = 60", "samples = 60.5", "samples cannot be 60.5"),
+        ("samples = 60", "samples = true", r"\[evidence\]: samples must be a whole number, not True"),
+        ("samples = 60", "samples = 60.5", "samples must be a whole number, not 60.5"),
         ("samples = 60", "confidence = 0.4", "between 0.5 and 1"),
-        ("samples = 60", "budget = 0", "a budget between 0 and 1"),
-        ('metric = "kl"', 'metric = "kI"', "unknown metric 'kI'"),
+        ("samples = 60", "budget = 0", r"\[evidence\]: budget must be a number of at least 1e-06 and below 1, not 0"),
+        ('metric = "kl"', 'metric = "kI"', r"unknown metric of made.toml \[\[limit\]\] 1 'kI'"),
         ('statistic = "max"', 'statistic = "p95"', "unknown statistic 'p95'"),
-        ('region = "window"', 'region = "last"', "unknown region of window_kv 'last'"),
+        ('region = "window"', 'region = "last"', r"unknown region of window_kv in made.toml \[\[limit\]\] 3 'last'"),
         ('metric = "jump"', 'metric = "jump"\nlayer = 3', "jump has no layers"),
         ("at_most = 0.1\n", "", r"\[\[limit\]\] 1 lacks at_most"),
-        ("lengths = [320]", "lengths = []", "lengths cannot be"),
-        ("lengths = [320]", "lengths = [0]", "start at 1"),
+        ("lengths = [320]", "lengths = []", r"lengths must be a list of whole numbers, not empty, not \[\]"),
+        ("lengths = [320]", "lengths = [0]", r"\[\[matrix\]\] 1: lengths must be from 1 to 10,000,000, not 0"),
         ("lengths = [320]", 'lengths = [320]\narms = ["full"]', "unknown arm"),
         ("lengths = [320]", 'lengths = [320]\ncuts = ["far"]', "unknown cut"),
         ("passkey.straddle", "passkeys", "unknown task"),
         ("[[matrix]]", "[[other]]", "unknown key of made.toml 'other'"),
         ('name = "made up"', 'name = "made up', "is no TOML"),
-        ("[evidence]", '[service]\nneeds = ["magic"]\n[evidence]', "unknown feature 'magic'"),
+        (
+            "[evidence]",
+            '[service]\nneeds = ["magic"]\n[evidence]',
+            r"feature of made.toml .service. needs 'magic'",
+        ),
+        ("[evidence]", '[service]\nneeds = "LoRA"\n[evidence]', "needs must be a list of texts"),
+        (
+            "[evidence]",
+            '[service]\ncritical = ["magic"]\n[evidence]',
+            r"task of made.toml .service. critical 'magic'",
+        ),
+        ("[evidence]", "[budgets]\nmagic = 0.1\n[evidence]", r"unknown task of made.toml \[budgets\] 'magic'"),
+        ("[evidence]", "[budgets]\npasskey = nan\n[evidence]", r"\[budgets\]: passkey must be a number of at least"),
+        ('name = "made up"', "name = 5", "made.toml: name must be text, not 5"),
+        ("[evidence]", "budgets = 3\n[evidence]", r"\[budgets\] must be a table, not 3"),
+        ('metric = "jump"', 'metric = "jump"\nlayer = 1.5', "layer must be text, not 1.5"),
+        ("lengths = [320]", "lengths = [320]\nneighbours = 9999999999", "neighbours must be from 0 to 64"),
+        ("lengths = [320]", f"lengths = {[320] * 9999}", r"\[\[matrix\]\]: 179,982 cells are more than 20,000"),
+        ("samples = 60", f"seed = 0x{'f' * 5000}", "is no TOML that can be used"),
     ],
 )
 def test_what_cannot_be_used_is_named(old, new, says):
     with pytest.raises(UsageError, match=says):
         judging.contract(**{old: new})
+
+
+@pytest.mark.parametrize("key", ["evidence", "limit", "matrix", "budgets", "service"])
+def test_what_is_no_table_is_named(key):
+    with pytest.raises(UsageError, match=rf"x.toml \[+{key}\]+ must be .* 3"):
+        judge_contract.parse(f"{key} = 3", "x.toml")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "-0.1", "1" + "0" * 400])
+def test_no_number_switches_a_limit_off(value):
+    says = r"\[\[limit\]\] 1: at_most must be a finite number of at least 0, not "
+    with pytest.raises(UsageError, match=says):
+        judging.contract(**{"at_most = 0.1": f"at_most = {value}"})
+    assert judging.contract(**{"at_most = 0.1": "at_most = 0"}).limits[0].at_most == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("confidence", ["nan", "inf", "0.5", "1"]),
+        ("budget", ["nan", "1", "-0.1", "1e-17"]),
+        ("reference", ["nan", "inf", "-0.1", "1.1"]),
+        ("temperature", ["nan", "inf", "0", "-1"]),
+        ("samples", ["-1", "0", "99999999999"]),
+        ("resamples", ["-1", "0", "99999999999"]),
+        ("seed", ["-1", "1" + "0" * 30]),
+    ],
+)
+def test_a_number_of_the_evidence_out_of_its_range_is_named(key, values):
+    for value in values:
+        with pytest.raises(UsageError, match=rf"\[evidence\]: {key} must be .*, not "):
+            judge_contract.parse(f"[evidence]\n{key} = {value}\n", "x.toml")
+
+
+def test_a_matrix_beyond_all_machines_is_refused_before_it_is_made():
+    with pytest.raises(UsageError, match=r"samples × cells of .* is 180,000,000, more than 10,000,000"):
+        judging.contract(**{"samples = 60": "samples = 100000", "lengths = [320]": f"lengths = {[320] * 100}"})
+    groups = judge_matrix.groups(judging.contract())
+    judge_matrix.check_lengths(groups, "mini", 320)
+    with pytest.raises(UsageError, match="lengths: 320 is more than mini takes, 319 tokens"):
+        judge_matrix.check_lengths(groups, "mini", 319)
 
 
 def test_a_contract_without_cells_is_refused():
@@ -125,7 +184,10 @@ def test_freeze_and_refusals_on_the_command_line(tmp_path, capsys):
         (["judge", "fly"], "unknown action 'fly'"),
         (["judge", "plan", "--worst", "3"], "judge plan has no --worst"),
         (["judge", "run", "default", "-o", "x.h5"], "ends in .jsonl"),
-        (["judge", "run", "default", "-o", "x.jsonl", "--plant", "x=broken:stale"], "of any kind but stale"),
+        (["judge", "run", "default", "-o", "x.jsonl", "--plant", "x=broken:stale"], "KIND is start+1, "),
+        (["judge", "run", "default", "-o", "x.jsonl", "--plant", "*=broken:nope"], "KIND is start+1, "),
+        (["judge", "run", "default", "-o", "x.jsonl", "-m", str(tmp_path)], "judge takes presets only"),
+        (["judge", "run", "default", "-o", "x.jsonl", "-m", "owner/name"], "judge takes presets only"),
         (["judge", "run", "default", "-o", "x.jsonl", "--salt"], "--salt is for --endpoint"),
         (["judge", "verdict"], "needs the results file"),
         (["judge", "verdict", str(tmp_path / "none.jsonl")], "No such file"),

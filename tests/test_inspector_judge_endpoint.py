@@ -114,8 +114,25 @@ def test_requests_are_bounded_and_the_rest_runs_later(tmp_path, capsys):
 
 def test_nobody_there_is_one_line(tmp_path, capsys):
     assert run(tmp_path, "http://127.0.0.1:9/v1") == 2
-    assert "does not answer" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "does not answer: connection refused;" in said and "urlopen" not in said
     assert run(tmp_path, "ftp://here") == 2
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+@pytest.mark.parametrize("host", ["[::1", "", "h:0", "h:65536", "h:-1", "h:port", "a b", "h\n"])
+def test_what_is_no_address_is_one_line(tmp_path, capsys, host):
+    assert run(tmp_path, f"http://{host}/v1") == 2
+    said = capsys.readouterr().err
+    assert "is no address" in said and said.count("\n") == 1 and not (tmp_path / "r.jsonl").exists()
+
+
+def test_a_task_that_does_not_fit_is_said_before_anything_is_asked(tmp_path, capsys):
+    cache = engines.Cache()
+    with engines.served(cache) as url:
+        assert run(tmp_path, url, contract=CONTRACT.replace("[128]", "[3]")) == 2
+    assert not cache.requests and not (tmp_path / "r.jsonl").exists()
+    assert "passkey.before/n3/" in capsys.readouterr().err
 
 
 def test_kl_from_outside_is_a_lower_bound():

@@ -202,7 +202,7 @@ def test_the_command_runs_resumes_and_judges_on_mini(tmp_path, capsys):
     contract.write_text(CONTRACT.replace("samples = 3", "samples = 2") + "neighbours = 0\n")
     words = [str(contract), "--cells", "*/encoder/*"]
     assert main(["judge", "plan", *words]) == 0
-    assert "1 cells, 2 prompts" in capsys.readouterr().out
+    assert "1 cell, 2 prompts" in capsys.readouterr().out
     assert main(["judge", "run", *words, "-o", out, "--plant", "*=broken:overwrite"]) == 1
     told = capsys.readouterr().out
     assert told.startswith("verdict: refuse") and "cached entries changed in 2 of 2 prompts" in told
@@ -211,7 +211,19 @@ def test_the_command_runs_resumes_and_judges_on_mini(tmp_path, capsys):
     assert main(["judge", "run", *words, "-o", out, "--plant", "*=broken:overwrite", "-q"]) == 1
     assert (tmp_path / "r.jsonl").read_bytes() == before, "nothing is left to run"
     capsys.readouterr()
-    assert main(["judge", "run", *words, "-o", out]) == 2 and "another plants" in capsys.readouterr().err
+    assert main(["judge", "run", *words, "-o", out]) == 2 and "other plants" in capsys.readouterr().err
     assert main(["judge", "run", *words, "-o", out, "--plant", "x=broken:overwrite", "--force"]) == 2
+    capsys.readouterr()
+    none, long = tmp_path / "none.jsonl", tmp_path / "long.toml"
+    start = tmp_path / "start.toml"
+    start.write_text(contract.read_text() + 'cuts = ["start"]\n')
+    long.write_text(contract.read_text().replace("[70]", "[5000]"))
+    for source, plant, says in (
+        (contract, "*=broken:floor@99", "has the layers 0 to"),
+        (start, "*=broken:overwrite", "--plant cannot break chain.straddle"),
+        (long, "*=broken:overwrite", "lengths: 5,000 is more than mini takes, 4,096 tokens"),
+    ):
+        assert main(["judge", "run", str(source), "-o", str(none), "--plant", plant]) == 2
+        assert says in capsys.readouterr().err and not none.exists(), "all is checked before anything is written"
     assert main(["judge", "verdict", out, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["verdict"] == "refuse"

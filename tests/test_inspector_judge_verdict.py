@@ -101,7 +101,7 @@ def test_a_critical_task_may_not_fail_once():
     assert verdict(one, **budget).verdict == "accept"
     service = judging.CONTRACT.replace("[evidence]", '[service]\ncritical = ["passkey.straddle"]\n[evidence]')
     found = verdict(one, service, **budget)
-    assert "critical task: 1 new failures, seed 1003" in found.worst()[0].why[0]
+    assert "critical task: 1 new failure, seed 1003" in found.worst()[0].why[0]
     elsewhere = in_cell(BOTH.replace("straddle", "before"), lambda i: {"exact": i != 3})
     assert verdict(elsewhere, service, **budget).verdict == "accept"
 
