@@ -46,7 +46,7 @@ def figures(findings: list[Record]) -> dict[str, go.Figure]:
         ),
         "hits": _chart(
             findings,
-            "Hits on the way add up",
+            "One hit or eight: the error at the end is the same",
             "hits with encoder replay",
             "KL over the last eighth, nats",
             lambda f: [(r["hits"], r["kl"]) for r in f["hits"]],
