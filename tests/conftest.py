@@ -66,3 +66,21 @@ def chromium() -> str:
         if path := shutil.which(name):
             return path
     pytest.skip(f"no browser found ({', '.join(BROWSERS)}); install the package chromium")
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    """A real browser; playwright is imported only where a test asks for it."""
+    from tests.browsing import started
+
+    yield from started(chromium)
+
+
+@pytest.fixture
+def watched(browser):
+    """A page of it that fails the test if it complained of anything."""
+    from tests.browsing import Watched
+
+    made = Watched(browser)
+    yield made
+    made.close()

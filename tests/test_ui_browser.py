@@ -23,7 +23,6 @@ from tests.browsing import (
     drawn,
     heading,
     open_tab,
-    started,
     wait_text,
     wait_title,
 )
@@ -51,18 +50,6 @@ def url(root) -> Iterator[str]:
     page = app.build(root, root / "a.h5")
     yield app.launch(page)
     page.close()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    yield from started(chromium)
-
-
-@pytest.fixture
-def watched(browser) -> Iterator[Watched]:
-    made = Watched(browser)
-    yield made
-    made.close()
 
 
 def shown(page) -> dict[str, str]:

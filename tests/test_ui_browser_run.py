@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browsing import Watched, choose, drawn, open_tab, started, wait_text, wait_title
+from tests.browsing import choose, drawn, open_tab, wait_text, wait_title
 from tests.synthetic import synthetic_trace
 
 pytestmark = pytest.mark.browser
@@ -28,18 +28,6 @@ def url(root) -> Iterator[str]:
     page = app.build(root)
     yield app.launch(page)
     page.close()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    yield from started(chromium)
-
-
-@pytest.fixture
-def watched(browser) -> Iterator[Watched]:
-    made = Watched(browser)
-    yield made
-    made.close()
 
 
 def test_a_sweep_from_an_empty_folder_to_its_verdict_and_one_that_is_cancelled(watched, url, root):
