@@ -165,16 +165,16 @@ class Session:
         rows: int = 1,
     ) -> Tensor:
         """Run to ``stops`` and return the logits [requests, rows, V] of the last rows of every request that ran."""
-        for frame in self.executor.advance(stops, want | {"logits"}):
-            watch(frame)
-            if "logits" in frame.tensors:
-                spans = frame.spans["logits"]
-                # Of a request that stays where it is there is nothing to return; any rows stand in.
-                ends = [max(s.at + s.count, rows) for s in spans]
-                picked = [torch.arange(end - rows, end) for end in ends]
-                logits = frame.tensors["logits"]
-                return logits[torch.stack(picked).to(logits.device)]
-        raise AssertionError("the executor's last frame holds the logits")
+        last: Frame | None = None
+        # To the end, not just to the logits: behind its last frame the executor notes where the requests stand.
+        for last in self.executor.advance(stops, want | {"logits"}):
+            watch(last)
+        assert last is not None
+        # Of a request that stays where it is there is nothing to return; any rows stand in.
+        ends = [max(s.at + s.count, rows) for s in last.spans["logits"]]
+        picked = [torch.arange(end - rows, end) for end in ends]
+        logits = last.tensors["logits"]
+        return logits[torch.stack(picked).to(logits.device)]
 
 
 def generate(

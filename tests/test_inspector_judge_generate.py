@@ -48,6 +48,15 @@ def test_every_continuation_starts_over_from_the_prompts_end(end):
     assert one.executor.prefix_check.changed == [0] * 4
 
 
+def test_decoding_runs_every_row_once():
+    one, ran = session(ids_of(N + STEPS)), []
+    one.executor.taps.append(lambda frame: ran.append([s.count for s in frame.spans.get("logits", ())]))
+    one.decode(STEPS)
+    # The first token comes of the prefill; from there on a row is a step (N is even, so nothing is rewound).
+    assert [counts for counts in ran if counts] == [[1] * 4] * (STEPS - 1)
+    assert one.executor.done == [N + STEPS - 1] * 4
+
+
 def test_follow_decodes_those_that_leave_their_leader():
     """The twin of the shortcut: a leader with other tokens, so that nobody may share them to the end."""
     ids = ids_of(N + STEPS)
