@@ -19,6 +19,7 @@ PLACES = ("straddle", "touch", "before", "after")
 # What comes between the cut and the question: nothing, a user's turn, what a tool returned.
 SUFFIXES = {"none": 0, "short": 48, "long": 400}
 STATES = 5  # the chain counts modulo this
+REACH = 160  # characters over which a relay is asked for: five windows of `mini`
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Material:
     """Facts in order, the question (it ends where the answer begins), the answer, and what it ends on.
 
     The facts from ``key`` on are those that a cut is placed at; ``near`` says that they lie close to each other.
+    ``reach``: how many characters behind the last fact the question may be asked, where there is a limit.
     """
 
     facts: tuple[Fact, ...]
@@ -43,6 +45,7 @@ class Material:
     end: str = ";\n"
     key: int = 0
     near: bool = False
+    reach: int | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,12 @@ def _tools(rng: random.Random, level: int) -> Material:
     return Material(tuple(facts), "\ncall ", f"{plan[done]}({passed})", key=len(facts) - 1)
 
 
+def _relay(rng: random.Random, level: int) -> Material:
+    """A number that is asked for within a few windows, and trained without the global path: carried, not looked up."""
+    facts = tuple(_fact("\nlane ", d, ";\n") for d in rng.sample("0123456789", rng.randint(1, level)))
+    return Material(facts, "\nlane? ", facts[-1].text[-3], key=len(facts) - 1, reach=REACH)
+
+
 TASKS = {
     "passkey": Task("four digits said once, asked for later", 1e-4, _passkey),
     "hops": Task("a name that leads to a name that leads to a number", 0.01, _hops),
@@ -162,6 +171,7 @@ TASKS = {
     "extract": Task("one record of several, as JSON", 1 / (9 * len(COLOURS)), _extract),
     "edit": Task("a listing with one line changed", 1e-3, _edit),
     "tools": Task("the next call of a plan, given the last result", 1e-2 / len(NOUNS), _tools),
+    "relay": Task("a number asked for within five windows, for which the global path was never trained", 0.1, _relay),
 }
 HARDEST = 3
 """The largest level that is trained: steps of a chain, calls of a plan, and how many settings and records there are."""
@@ -182,8 +192,9 @@ def make(
 
     place: the cut lies in the middle of the key facts (``straddle``), just behind them (``touch``), ``gap`` characters
     behind them (``before``; drawn from the seed, log-uniform up to half the length, unless given) or just in front of
-    them (``after``). suffix: characters of filler between the cut, or the facts behind it, and the question. The
-    filler is cut from ``filler`` at a place that the seed chooses, repeated where it is too short.
+    them (``after``). suffix: characters of filler between the cut, or the facts behind it, and the question, at most
+    half of what the task reaches over. The filler is cut from ``filler`` at a place that the seed chooses, repeated
+    where it is too short.
 
     Raises ValueError for an unknown task, place or suffix, and where the task does not fit into the length.
     """
@@ -200,12 +211,14 @@ def make(
         start = len(key) + fact.start if i == 0 else start
         key += fact.text + (text.take(between) if i + 1 < len(keys) else "")
     stop = len(key) - (len(keys[-1].text) - keys[-1].stop)
-    tail = text.take(SUFFIXES[suffix]) + material.ask
+    later = SUFFIXES[suffix] if material.reach is None else min(SUFFIXES[suffix], material.reach // 2)
+    tail = text.take(later) + material.ask
     room = length - len(key) - len(tail) - sum(len(f.text) for f in early)
     if place != "before":
         gap = 0
     elif gap is None:
-        gap = round(8 * max(1.0, min(room, length / 2) / 8) ** rng.random())
+        far = min(room, length / 2, (material.reach or length) - later)
+        gap = round(8 * max(1.0, far / 8) ** rng.random())
     if room < gap:
         raise ValueError(
             f"{task} with a {suffix} suffix does not fit into {length} characters; give {length - room + gap}"
@@ -258,24 +271,29 @@ class Piece:
     task: str | None  # of the answer; None where the span is unpredictable
 
 
-def pieces(
-    rng: random.Random, length: int, levels: dict[str, int], names: list[str], again: dict[str, int]
-) -> list[tuple[int, Piece]]:
-    """The tasks ``names`` scattered over a text that they make ``length`` characters long, as (place, piece).
+def size(material: Material) -> int:
+    """Characters of everything that the task writes, the answer included."""
+    return len(material.ask + material.answer + material.end) + sum(len(f.text) for f in material.facts)
+
+
+def pieces(rng: random.Random, length: int, levels: dict[str, int], again: dict[str, int]) -> list[tuple[int, Piece]]:
+    """Tasks scattered over a text that they make ``length`` characters long, as (place, piece).
 
     Places are those in the text before anything is inserted, in order. Distances between the last fact and the question
-    are log-uniform: near ones teach the task, far ones make it global. ``again``: how often a task comes, one after
-    another, for those of which a new one makes the old one void. ``levels``: how hard each may get. The facts of a
-    chain lie near each other.
+    are log-uniform: near ones teach the task, far ones make it global. ``again``: the tasks, and how often each comes,
+    one after another; a new one makes the old one void. ``levels``: how hard each may get. The facts of a chain lie
+    near each other.
     """
-    built = [(n, [TASKS[n].build(rng, rng.randint(1, levels[n])) for _ in range(again.get(n, 1))]) for n in names]
-    size = sum(len(m.ask + m.answer + m.end) + sum(len(f.text) for f in m.facts) for _, all_ in built for m in all_)
-    text = max(8, length - size)
+    built = [
+        (name, [TASKS[name].build(rng, rng.randint(1, levels[name])) for _ in range(count)])
+        for name, count in again.items()
+    ]
+    text = max(8, length - sum(size(m) for _, all_ in built for m in all_))
     placed: list[tuple[int, Piece]] = []
     for name, materials in built:
         room = text // len(materials)
         for turn, m in enumerate(materials):
-            distance = int(4 * max(1.0, room / 4) ** rng.random())
+            distance = int(4 * max(1.0, min(room, m.reach or room) / 4) ** rng.random())
             spread = min(room - distance, int(rng.random() * (24 * len(m.facts) if m.near else room)))
             at = turn * room + rng.randint(0, max(0, room - distance - spread))
             offsets = [0, *sorted(rng.randint(0, max(0, spread)) for _ in m.facts[1:])]

@@ -1,9 +1,10 @@
-"""Trains `mini` on the CPU: `python -m replayscope.model.train --minutes 30 --seed 0 -o model/mini.safetensors`.
+"""Trains `mini` on the CPU: `python -m replayscope.model.train --minutes 90 --seed 0 -o model/mini.safetensors`.
 
-Three stages, by progress: dense global attention; the same while the indexers learn to score entries as attention
-weighs them; then their hard top-k in the forward pass. Sequences grow on the way, so that the global path is trained
-at a distance. Progress is counted in tokens, or in time where the time allowed runs out first; the same seed, tokens
-and thread count give the same weights as long as the clock does not interfere.
+Each task climbs a ladder of its own, from short sequences full of questions to 1,024 tokens with few. The global
+attention is dense at first, while the indexers learn to score entries as attention weighs them; then more and more of
+the steps read only their hard top-k. Some stay dense, or an entry that an indexer misses would never be taught to it.
+Progress is counted in tokens, or in time where the time allowed runs out first; the same seed, tokens and thread count
+give the same weights as long as the clock does not interfere.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -33,56 +35,39 @@ HELD_OUT = Path(__file__).parents[1] / "inspector" / "samples"
 HELD_OUT_FILES = {"prose": "prose.txt", "code": "code.py.txt", "tools": "tools.json.txt"}
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A lesson, until ``solved`` of the gates' answers are right, or progress is ``latest``."""
-
-    lesson: Lesson
-    latest: float
-    gates: tuple[str, ...] = ("passkey", "chain", "mode")
-
-
-# Retrieval first: one kind of question nearly fills a short sequence. Then all tasks; then, with retrieval learned,
-# more of those that need more: sums, and names among names.
-FEW = {"passkey": 4, "hops": 2, "chain": 2, "mode": 2}
-ALL = FEW | {"extract": 1, "edit": 1, "tools": 1}
-HARD = {"passkey": 1, "hops": 3, "chain": 4, "mode": 2, "extract": 2, "edit": 2, "tools": 2}
-NAMES = {"passkey": 1, "hops": 4, "chain": 3, "mode": 1, "extract": 2, "edit": 3, "tools": 3}
-SUMS = {"passkey": 1, "hops": 1, "chain": 8, "mode": 1, "extract": 1, "edit": 3, "tools": 3}
-EASIER = {"chain": 2, "hops": 1, "extract": 2, "edit": 1, "tools": 1}
-LONG = Lesson(
-    1024, 2, NAMES, {"chain": 4, "mode": 2, "hops": 4, "extract": 2, "edit": 2, "tools": 2}, {"edit": 1, "mode": 3}
-)
+# Lengths and levels that a task climbs, one after the other, each when it is solved.
+RUNGS = ((128, 1), (256, 1), (256, 2), (512, 2), (1024, 2))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every number that the result depends on. ``replay_share``: share of the steps that rebuild windows as bounded
-    replay does, at a random cut."""
+    """Every number that the result depends on.
 
-    tokens: int = 14_000_000
+    A step trains one task, drawn in proportion to what is still wrong of it (and to ``often``), or, ``mixed`` of them,
+    text with all tasks strewn in. ``replay_share``: share of the steps that rebuild windows as bounded replay does, at
+    a random cut. ``local``: share of the steps of `relay` without the global path. Pairs are values at the start and
+    the end.
+    """
+
+    tokens: int = 24_000_000
     batch_tokens: int = 2048
-    stages: tuple[Stage, ...] = (
-        Stage(Lesson(64, 1, FEW), 0.12, ("passkey", "mode")),
-        Stage(Lesson(128, 2, ALL), 0.22),
-        Stage(Lesson(256, 3, ALL, {"chain": 2, "mode": 2}), 0.31),
-        Stage(Lesson(256, 3, HARD, {"chain": 3, "mode": 2, "hops": 2}), 0.45),
-        Stage(Lesson(512, 3, HARD, {"chain": 4, "mode": 2, "hops": 2}), 0.51),
-        Stage(Lesson(256, 3, NAMES, {"chain": 2, "hops": 3}, EASIER), 0.58),
-        Stage(Lesson(512, 3, NAMES, {"chain": 3, "hops": 4, "edit": 2, "tools": 2}, EASIER), 0.65),
-        Stage(Lesson(256, 2, SUMS, {"chain": 4, "edit": 2, "tools": 2}, {"edit": 1, "tools": 1}), 0.76),
-        Stage(LONG, 1.0),
-    )
+    rung: int = 0
     solved: float = 0.9
-    distil_from: float = 0.35
-    sparse_from: float = 0.8
-    distil_share: float = 0.125
-    text_share: tuple[float, float] = (0.1, 1.0)
-    text_full: float = 0.5
+    often: tuple[tuple[str, float], ...] = (("chain", 2.0), ("relay", 1.5))
+    mixed: tuple[float, float] = (0.15, 0.5)
+    density: tuple[float, float] = (0.15, 0.9)
+    mixed_density: tuple[float, float] = (0.05, 0.5)
+    plain: float = 0.15
+    local: float = 0.75
+    sparse: tuple[float, float] = (0.0, 0.8)
+    sparse_between: tuple[float, float] = (0.35, 0.7)
+    distil_from: float = 0.1
+    distil_share: float = 0.25
+    text_in_task: float = 0.1
     matrix_lr: float = 0.02
     other_lr: float = 4e-3
     warmup: float = 0.01
-    decay_from: float = 0.76
+    decay_from: float = 0.65
     betas: tuple[float, float] = (0.9, 0.97)
     clip: float = 1.0
     balance_rate: float = 0.01
@@ -94,28 +79,34 @@ class Recipe:
             return progress / self.warmup
         return min(1.0, (1 - progress) / (1 - self.decay_from))
 
-    def text_weight(self, progress: float) -> float:
-        """Weight of the mean loss of a text byte against the mean loss of an answer."""
-        low, high = self.text_share
-        return low + (high - low) * min(1.0, progress / self.text_full)
+    def mixed_share(self, progress: float) -> float:
+        low, high = self.mixed
+        return low + (high - low) * progress
+
+    def sparse_share(self, progress: float) -> float:
+        """Share of the steps whose attention reads what the indexers choose; the others read everything."""
+        (low, high), (begin, end) = self.sparse, self.sparse_between
+        return low + (high - low) * min(1.0, max(0.0, (progress - begin) / (end - begin)))
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-# What turns `mini` into `mini-replay`: a short second training at a fifth of the rate, most steps with a replay.
-FINE_TUNE = Recipe(
+# What turns `mini` into `mini-replay`: a short second training at a fifth of the rate, most steps with a replay. Here
+# the global path is there for `relay` too: what a replay takes from the windows may be learned to be looked up.
+REPLAY = Recipe(
     tokens=1_000_000,
-    stages=(Stage(LONG, 1.0),),
+    rung=len(RUNGS) - 1,
+    mixed=(0.5, 0.5),
+    local=0.0,
+    sparse=(0.8, 0.8),
     distil_from=0.0,
-    sparse_from=0.0,
-    text_share=(1.0, 1.0),
     matrix_lr=0.004,
     other_lr=8e-4,
     decay_from=0.1,
     replay_share=0.75,
 )
-COUNTERS = ("seed", "steps", "tokens", "stage", "seconds", "right", "curve")
+COUNTERS = ("seed", "steps", "tokens", "seconds", "rung", "right", "picked", "curve")
 MEMORY = 0.99  # of the running accuracy of a task, per batch that asks for it
 
 
@@ -138,29 +129,25 @@ class Trainer:
         self.muon = Muon(matrix)
         self.adam = torch.optim.AdamW(other, lr=recipe.other_lr, betas=recipe.betas, eps=1e-10, weight_decay=0.0)
         self.rng = torch.Generator().manual_seed(seed)
-        self.steps = self.tokens = self.stage = 0
+        self.steps = self.tokens = 0
         self.seconds = 0.0
+        # Share of right answers: of each task alone at its rung, and of all that the indexers' choices were read for.
+        self.rung = dict.fromkeys(tasks.TASKS, recipe.rung)
         self.right = dict.fromkeys(tasks.TASKS, 0.0)
+        self.picked = dict.fromkeys(tasks.TASKS, 0.0)
         self.curve: list[dict[str, float]] = []
 
     def step(self, progress: float) -> dict[str, float]:
         """One update; returns bits per text byte, nats per answer, distil, and the lightest expert's load."""
         r = self.recipe
-        while self.stage + 1 < len(r.stages) and (progress >= r.stages[self.stage].latest or self._solved()):
-            self.stage += 1
-            # A longer text, or a harder task, has to be shown to be solved again.
-            self.right = {k: 0.5 * v for k, v in self.right.items()}
-        stage = r.stages[self.stage]
-        n = stage.lesson.length
-        made = train_data.batch(self.corpus, self.seed, self.steps, r.batch_tokens, stage.lesson)
+        lesson, selection = self._next(progress)
+        n, alone = lesson.length, len(lesson.levels) == 1
+        made = train_data.batch(self.corpus, self.seed, self.steps, r.batch_tokens, lesson)
         ids, text = torch.from_numpy(made.ids), torch.from_numpy(made.text)
-        selection = "sparse" if progress >= r.sparse_from else "dense"
-        rows = None
-        if progress >= r.distil_from:
-            rows = torch.randperm(n, generator=self.rng)[: int(n * r.distil_share)].sort().values
+        rows = self._distilled(made) if progress >= r.distil_from and selection != "none" else None
         inputs, first = ids[:, :-1], 0
         replay = None
-        if float(torch.rand((), generator=self.rng)) < r.replay_share:
+        if selection != "none" and float(torch.rand((), generator=self.rng)) < r.replay_share:
             with torch.no_grad():
                 full = forward(self.model, inputs, selection)
             replay, first = self._replay(full, n)
@@ -172,7 +159,7 @@ class Trainer:
         per_answer = [nats[i, a:b].mean() for i, a, b, _ in answers]
         answer_loss = torch.stack(per_answer).mean() if per_answer else nats.new_zeros(())
         text_loss = nats[text].mean()
-        (r.text_weight(progress) * text_loss + answer_loss + out.distil).backward()
+        ((r.text_in_task if alone else 1.0) * text_loss + answer_loss + out.distil).backward()
         leaves = [p for p in self.params.values() if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(leaves, r.clip)
         if not torch.isfinite(norm):
@@ -186,7 +173,11 @@ class Trainer:
         with torch.no_grad():
             for layer, load in zip(self.model.layers, out.loads, strict=True):
                 layer.experts.bias.add_((load.mean() - load).sign(), alpha=r.balance_rate * rate)
-        self._remember(out.logits.detach().argmax(-1) == ids[:, 1:], answers)
+        right = out.logits.detach().argmax(-1) == ids[:, 1:]
+        if alone:
+            _remember(self.right, right, answers)
+        if selection == "sparse":
+            _remember(self.picked, right, answers)
         self.steps += 1
         self.tokens += text.numel()
         return {
@@ -196,16 +187,39 @@ class Trainer:
             "lightest": float(out.loads.min()),
         }
 
-    def _solved(self) -> bool:
-        return all(self.right[k] >= self.recipe.solved for k in self.recipe.stages[self.stage].gates)
+    def _next(self, progress: float) -> tuple[Lesson, str]:
+        """The lesson of this step, and what of the global path it has ("dense", "sparse" or "none").
 
-    def _remember(self, right: Tensor, answers: np.ndarray) -> None:
-        names = list(tasks.TASKS)
-        for number in set(answers[:, 3].tolist()):
-            exact = [bool(right[i, a:b].all()) for i, a, b, t in answers if t == number]
-            # As many steps back as there were answers, so that a rare task is not judged by a few.
-            kept = MEMORY ** len(exact)
-            self.right[names[number]] = kept * self.right[names[number]] + (1 - kept) * sum(exact) / len(exact)
+        Drawn from the seed and the number of the step. A task that is solved climbs; a longer text, or a harder task,
+        has to be shown to be solved again.
+        """
+        r, rng = self.recipe, random.Random(f"{self.seed}/{self.steps}/lesson")
+        for name, right in self.right.items():
+            if right >= r.solved and self.rung[name] + 1 < len(RUNGS):
+                self.rung[name] += 1
+                self.right[name] = right / 2
+        rungs = {name: RUNGS[i] for name, i in self.rung.items()}
+        selection = "sparse" if rng.random() < r.sparse_share(progress) else "dense"
+        if rng.random() < r.mixed_share(progress):
+            longest = max(length for length, _ in rungs.values())
+            levels = {name: level for name, (_, level) in rungs.items()}
+            return Lesson(longest, levels, r.mixed_density, r.plain), selection
+        often = dict(r.often)
+        wrong = [often.get(name, 1.0) * (1.1 - right) for name, right in self.right.items()]
+        name = rng.choices(list(self.right), wrong)[0]
+        if name == "relay" and rng.random() < r.local:
+            selection = "none"
+        length, level = rungs[name]
+        return Lesson(length, {name: level}, r.density), selection
+
+    def _distilled(self, made: train_data.Batch) -> Tensor:
+        """Rows [R] on which the indexers are taught: those that answer, where attention is sharpest, and a few more."""
+        n = made.text.shape[1]
+        answering = torch.zeros(n, dtype=torch.bool)
+        for _, a, b, _ in made.answers:
+            answering[a:b] = True
+        order = torch.rand(n, generator=self.rng) - answering.float()
+        return order.argsort()[: int(n * self.recipe.distil_share)].sort().values
 
     def _replay(self, full: Pass, n: int) -> tuple[Replay, int]:
         """A replay of the encoder, the decoder or both, and the first row whose output counts."""
@@ -240,10 +254,7 @@ class Trainer:
             now = time.monotonic()
             if now - last > 15:
                 last = now
-                seen = {"progress": progress, "tokens": self.tokens, "stage": self.stage, **seen, **self.right}
-                self.curve.append({k: round(v, 4) for k, v in seen.items()})
-                line = " ".join(f"{k} {v:.3g}" for k, v in seen.items() if k != "tokens")
-                print(f"{self.seconds:6.0f} s  tokens {self.tokens}  {line}", file=sys.stderr, flush=True)
+                self._report(progress, seen)
             if checkpoint and now - saved > 60 * every:
                 saved = now
                 self.save(checkpoint)
@@ -258,6 +269,16 @@ class Trainer:
             "recipe_hash": self.recipe.digest(),
             "torch": torch.__version__,
         }
+
+    def _report(self, progress: float, seen: dict[str, float]) -> None:
+        """A point of the curve, and a line of it: share right (of the indexers' choices) and rung of each task."""
+        each = {f"{k}.right": v for k, v in self.right.items()} | {f"{k}.picked": v for k, v in self.picked.items()}
+        point = {"progress": progress, "tokens": self.tokens, **seen, **each}
+        rungs = {f"{k}.rung": float(v) for k, v in self.rung.items()}
+        self.curve.append({k: round(v, 4) for k, v in (point | rungs).items()})
+        line = " ".join(f"{k} {v:.2f}" for k, v in seen.items())
+        told = " ".join(f"{k} {self.rung[k]}:{v:.2f}({self.picked[k]:.2f})" for k, v in self.right.items())
+        print(f"{self.seconds:6.0f} s {progress:.3f} {self.tokens} {line} {told}", file=sys.stderr, flush=True)
 
     def save(self, path: Path) -> None:
         """Everything that `resume` needs, replaced as a whole."""
@@ -294,6 +315,15 @@ class Trainer:
         return state
 
 
+def _remember(shares: dict[str, float], right: Tensor, answers: np.ndarray) -> None:
+    names = list(tasks.TASKS)
+    for number in set(answers[:, 3].tolist()):
+        exact = [bool(right[i, a:b].all()) for i, a, b, t in answers if t == number]
+        # As many steps back as there were answers, so that a rare task is not judged by a few.
+        kept = MEMORY ** len(exact)
+        shares[names[number]] = kept * shares[names[number]] + (1 - kept) * sum(exact) / len(exact)
+
+
 def is_matrix(name: str, p: Tensor) -> bool:
     """Whether Muon trains it: the linear maps inside the layers, but neither the router nor the mixes."""
     return (
@@ -316,10 +346,11 @@ def store(path: Path, params: dict[str, Tensor], config: mini.ModelConfig, about
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains mini on the CPU, or with --from a replay-trained copy of it.")
+    parser = argparse.ArgumentParser(description="Trains mini on the CPU, or with --from and --replay a copy of it.")
     parser.add_argument("--minutes", type=float, default=120.0, help="time allowed; the schedule ends with it")
     parser.add_argument("--tokens", type=int, help="tokens of the schedule, if time allows")
-    parser.add_argument("--from", dest="start", type=Path, help="weights to fine-tune with bounded replay simulated")
+    parser.add_argument("--from", dest="start", type=Path, help="weights to go on from (default: random ones)")
+    parser.add_argument("--replay", action="store_true", help="train them further with bounded replay simulated")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -332,16 +363,17 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     # Subnormal probabilities far down a softmax slow a CPU manyfold.
     torch.set_flush_denormal(True)
-    recipe, start = (FINE_TUNE if options.start else Recipe()), None
+    recipe, start, origin = (REPLAY if options.replay else Recipe()), None, {}
     try:
         if options.start:
             start = checkpoint.read_tensors(options.start, mini.CONFIG, torch.float32)
+            origin["from"] = hashlib.sha256(options.start.read_bytes()).hexdigest()
         trainer = Trainer(replace(recipe, tokens=options.tokens or recipe.tokens), options.seed, start=start)
         if options.resume:
             trainer.resume(options.checkpoint)
     except (FileNotFoundError, ValueError) as e:
         parser.error(str(e))
-    about = trainer.run(options.minutes, options.checkpoint)
+    about = trainer.run(options.minutes, options.checkpoint) | origin
     store(options.output, trainer.params, trainer.config, about)
     texts = {name: (HELD_OUT / file).read_text(encoding="utf-8") for name, file in HELD_OUT_FILES.items()}
     about |= evaluate.report(options.output, trainer.corpus, texts) | {"curve": json.dumps(trainer.curve)}

@@ -2,7 +2,7 @@
 
 import lzma
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +12,10 @@ from replayscope.model.tokenizer import BOS
 
 CORPUS = Path(__file__).parent / "corpus"
 # Share of the sequences whose text is taken from each part.
-MIX = {"prose": 0.5, "code": 0.35, "logs": 0.15}
-PLAIN_SHARE = 0.15
+MIX = {"prose": 0.4, "code": 0.45, "logs": 0.15}
 BOS_SHARE = 0.1
-ROOM = 64  # characters of a sequence per task
+# Tasks that share the few nouns: more of them in one sequence would speak of the same one too often.
+MOST = {"hops": 5, "extract": 5}
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,16 @@ def load_corpus(folder: Path = CORPUS) -> Corpus:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the sequences of a stage hold: tasks up to ``level``, drawn as ``often`` says, relative to each other.
+    """What sequences hold: tasks, each up to its level, over so much of the text as ``share`` says.
 
-    ``levels``: of tasks that have one of their own.
-    ``again``: how often a task comes in one sequence, where not once; only for tasks of which the last one counts.
+    ``share``: least and most of it; drawn for each sequence, log-uniform. One task alone comes as often as it fits in,
+    each time making the one before void. ``plain``: share of the sequences without any task.
     """
 
     length: int
-    level: int
-    often: dict[str, int]
-    again: dict[str, int] = field(default_factory=dict)
-    levels: dict[str, int] = field(default_factory=dict)
+    levels: dict[str, int]
+    share: tuple[float, float]
+    plain: float = 0.0
 
 
 def batch(corpus: Corpus, seed: int, step: int, tokens: int, lesson: Lesson) -> Batch:
@@ -84,9 +83,8 @@ def _sequence(
     length = lesson.length
     part = corpus.parts[rng.choices(list(MIX), list(MIX.values()))[0]]
     start = rng.randrange(len(part) - length - 1)
-    names = _tasks(rng, lesson) if rng.random() >= PLAIN_SHARE else []
-    levels = dict.fromkeys(names, lesson.level) | lesson.levels
-    pieces = tasks.pieces(rng, length, levels, names, lesson.again)
+    again = _tasks(rng, lesson) if rng.random() >= lesson.plain else {}
+    pieces = tasks.pieces(rng, length, lesson.levels, again)
     ids, text, answers = _written(part[start : start + length + 1], pieces)
     ids, text = ids[: length + 1].astype(np.int64), text[: length + 1]
     if rng.random() < BOS_SHARE:
@@ -94,16 +92,19 @@ def _sequence(
     return ids, text[1:], [(a - 1, b - 1, t) for a, b, t in answers if a >= 1 and b <= length + 1]
 
 
-def _tasks(rng: random.Random, lesson: Lesson) -> list[str]:
-    """Different ones, for two of a kind would make each other's questions ambiguous."""
-    most = min(len(lesson.often), max(1, lesson.length // ROOM))
-    wanted = rng.randint(max(1, most // 2), most)
-    left, names = dict(lesson.often), []
-    for _ in range(min(wanted, len(left))):
-        name = rng.choices(list(left), list(left.values()))[0]
-        names.append(name)
-        del left[name]
-    return names
+def _tasks(rng: random.Random, lesson: Lesson) -> dict[str, int]:
+    """Some of the lesson's tasks, in an order of their own, and how often each comes."""
+    names = rng.sample(list(lesson.levels), rng.randint(1, len(lesson.levels)))
+    low, high = lesson.share
+    room = lesson.length * low * (high / low) ** rng.random()
+    again = {}
+    for name in names:
+        size = tasks.size(tasks.TASKS[name].build(rng, lesson.levels[name]))
+        count = min(round(room / len(names) / size), MOST.get(name, lesson.length))
+        # Where there is no room for all, the first ones come once.
+        if count or sum(again.values()) == 0 or len(again) * size < room:
+            again[name] = max(1, count)
+    return again
 
 
 def _written(
