@@ -71,11 +71,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Task:
-    """``chance``: the share of exact answers of a guesser that knows the form, and picks every value at random."""
+    """``chance``: the share of exact answers of a guesser that knows the form, and picks every value at random.
+
+    ``most``: how many may stand in one text, where their nouns must differ for the question to have one answer.
+    """
 
     says: str
     chance: float
     build: Callable[[random.Random, int], Material]
+    most: int | None = None
 
 
 def _fact(before: str, payload: str, after: str) -> Fact:
@@ -165,10 +169,10 @@ def _relay(rng: random.Random, level: int) -> Material:
 
 TASKS = {
     "passkey": Task("four digits said once, asked for later", 1e-4, _passkey),
-    "hops": Task("a name that leads to a name that leads to a number", 0.01, _hops),
+    "hops": Task("a name that leads to a name that leads to a number", 0.01, _hops, most=5),
     "chain": Task(f"a number modulo {STATES}, set and changed step by step across the cut", 1 / STATES, _chain),
     "mode": Task("a setting said many times; only the last counts", 1 / len(COLOURS), _mode),
-    "extract": Task("one record of several, as JSON", 1 / (9 * len(COLOURS)), _extract),
+    "extract": Task("one record of several, as JSON", 1 / (9 * len(COLOURS)), _extract, most=5),
     "edit": Task("a listing with one line changed", 1e-3, _edit),
     "tools": Task("the next call of a plan, given the last result", 1e-2 / len(NOUNS), _tools),
     "relay": Task("a number asked for within five windows, for which the global path was never trained", 0.1, _relay),
@@ -276,6 +280,18 @@ def size(material: Material) -> int:
     return len(material.ask + material.answer + material.end) + sum(len(f.text) for f in material.facts)
 
 
+def _built(rng: random.Random, task: Task, level: int, count: int) -> list[Material]:
+    made: list[Material] = []
+    used: set[str] = set()
+    while len(made) < count:
+        material = task.build(rng, rng.randint(1, level))
+        nouns = {n for n in NOUNS for f in material.facts if n in f.text} if task.most else set()
+        if not nouns & used:
+            made.append(material)
+            used |= nouns
+    return made
+
+
 def pieces(rng: random.Random, length: int, levels: dict[str, int], again: dict[str, int]) -> list[tuple[int, Piece]]:
     """Tasks scattered over a text that they make ``length`` characters long, as (place, piece).
 
@@ -284,16 +300,13 @@ def pieces(rng: random.Random, length: int, levels: dict[str, int], again: dict[
     one after another; a new one makes the old one void. ``levels``: how hard each may get. The facts of a chain lie
     near each other.
     """
-    built = [
-        (name, [TASKS[name].build(rng, rng.randint(1, levels[name])) for _ in range(count)])
-        for name, count in again.items()
-    ]
+    built = [(name, _built(rng, TASKS[name], levels[name], count)) for name, count in again.items()]
     text = max(8, length - sum(size(m) for _, all_ in built for m in all_))
     placed: list[tuple[int, Piece]] = []
     for name, materials in built:
         room = text // len(materials)
         for turn, m in enumerate(materials):
-            distance = int(4 * max(1.0, min(room, m.reach or room) / 4) ** rng.random())
+            distance = min(room, int(4 * max(1.0, min(room, m.reach or room) / 4) ** rng.random()))
             spread = min(room - distance, int(rng.random() * (24 * len(m.facts) if m.near else room)))
             at = turn * room + rng.randint(0, max(0, room - distance - spread))
             offsets = [0, *sorted(rng.randint(0, max(0, spread)) for _ in m.facts[1:])]

@@ -14,8 +14,6 @@ CORPUS = Path(__file__).parent / "corpus"
 # Share of the sequences whose text is taken from each part.
 MIX = {"prose": 0.4, "code": 0.45, "logs": 0.15}
 BOS_SHARE = 0.1
-# Tasks that share the few nouns: more of them in one sequence would speak of the same one too often.
-MOST = {"hops": 5, "extract": 5}
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,9 @@ def _tasks(rng: random.Random, lesson: Lesson) -> dict[str, int]:
     room = lesson.length * low * (high / low) ** rng.random()
     again = {}
     for name in names:
-        size = tasks.size(tasks.TASKS[name].build(rng, lesson.levels[name]))
-        count = min(round(room / len(names) / size), MOST.get(name, lesson.length))
+        task = tasks.TASKS[name]
+        size = tasks.size(task.build(rng, lesson.levels[name]))
+        count = min(round(room / len(names) / size), task.most or lesson.length)
         # Where there is no room for all, the first ones come once.
         if count or sum(again.values()) == 0 or len(again) * size < room:
             again[name] = max(1, count)

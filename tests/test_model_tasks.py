@@ -141,6 +141,22 @@ def test_pieces_do_not_depend_on_anything_but_the_generator():
     assert [p for p, _ in one] == sorted(p for p, _ in one)
 
 
+@pytest.mark.parametrize("task", tasks.TASKS)
+def test_a_full_sequence_is_still_answered_by_what_was_said_last(task):
+    """As many as fit in, with next to no text between them: no question may slip behind the next one's facts."""
+    for seed in range(20):
+        made = tasks.pieces(random.Random(seed), 1024, {task: 2}, {task: tasks.TASKS[task].most or 1024 // 30})
+        prompt = ""
+        for _, piece in made:
+            if piece.task is not None:
+                wanted = piece.text[piece.start : piece.stop]
+                asked = prompt + piece.text[: piece.start]
+                # Listings and plans are read from the last one on: `solve` looks at a single one.
+                last = max(asked.rfind(f"\n{start}") for start in ("listing", "plan", "set"))
+                assert wanted.startswith(solve(asked[max(0, last) :], task)), task
+            prompt += piece.text
+
+
 TEXT = np.frombuffer(b"the quick brown fox " * 60, np.uint8)
 
 
