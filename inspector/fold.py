@@ -20,6 +20,9 @@ TOP_K = 5
 _BLOCK, _GPU_BLOCK = 1 << 16, 1 << 24
 # A margin that no noise run moved is still only known to rounding; relative to the layer's largest margin.
 _MARGIN_EPS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
+# Two codes for the same scores were seen to move margins by 30 such shares. Where full and its oracle differ by more
+# than a hundred, that is no rounding: a fault that full has too must not excuse what it changes.
+_SHARED = 100
 _SUMS = ("elements", "diff2", "ref2", "arm2", "dot", "over", "nonfinite")
 _COUNTS = ("elements", "over", "nonfinite")
 _ROW_ARRAYS = {"n", "diff2", "ref2", "arm2", "dot", "max_abs", "nonfinite", "changed", "flips", "jaccard",
@@ -40,7 +43,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pieces laid one after another. arm, ref [rows] int64: rows of the two tensors; noisy [rows]: of a noise run."""
+    """Pieces laid one after another. arm, ref [rows] int64: rows of the two tensors; noisy [rows]: of full or of a
+    noise run, which should equal the reference."""
 
     segments: Segments
     arm: Tensor
@@ -69,8 +73,8 @@ class Fold:
     ``impl``: torch or triton, which reads the rows where they lie.
 
     margin_scale: (point, layer) → largest finite margin of full, of which rounding moves a small share. margin_floor:
-    the largest change that a noise run has made to a margin there so far. checks: run → cached entries whose bytes were
-    compared, and those that differed.
+    (reference, point, layer) → the largest change that full or a noise run has made to a margin there so far. checks:
+    run → cached entries whose bytes were compared, and those that differed.
     """
 
     runs: list[RunInfo]
@@ -82,7 +86,7 @@ class Fold:
     tables: dict[tuple[str, str], Table] = field(default_factory=dict)
     rows: dict[tuple[str, str], dict[int, dict[int, tuple[np.ndarray, Arrays]]]] = field(default_factory=dict)
     margin_scale: dict[tuple[str, int], float] = field(default_factory=dict)
-    margin_floor: dict[tuple[str, int], float] = field(default_factory=dict)
+    margin_floor: dict[tuple[str, str, int], float] = field(default_factory=dict)
     checks: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,7 +100,7 @@ class Fold:
             torch.cat([torch.arange(at, at + len(p.position)) for at, p in zip(starts, pieces, strict=True)])
             for starts in ([p.arm for p in pieces], [p.ref for p in pieces])
         )
-        noisy = np.concatenate([np.full(len(p.position), self.runs[p.runs[0]].arm in NOISE) for p in pieces])
+        noisy = np.concatenate([np.full(len(p.position), self.runs[p.runs[0]].arm in ("full", *NOISE)) for p in pieces])
         return Pairs(Segments.of(views, self._bins), arm, ref, noisy)
 
     def add(
@@ -153,13 +157,23 @@ class Fold:
             return _by_block(_logits, *values, (following, rows))
         assert arm.margin is not None and ref.margin is not None
         rows = _by_block(_sets, *values, (arm.margin, at[0]), (ref.margin, at[1]))
-        key = (point, layer)
-        if reference == "full" and pairs.noisy.any():
-            moved = float(rows["noise"][pairs.noisy].max(initial=0.0))
-            self.margin_floor[key] = max(moved, self.margin_floor.get(key, 0.0))
-        bound = max(10 * self.margin_floor.get(key, 0.0), _MARGIN_EPS[self.dtype] * self.margin_scale.get(key, 0.0))
+        bound = self._margin_bound(reference, point, layer, rows["noise"][pairs.noisy])
         # A row without a finite score chose nothing that could be wrong.
         return rows | {"flips": rows["changed"] * ((rows["margin"] <= bound) | np.isnan(rows["margin"]))}
+
+    def _margin_bound(self, reference: str, point: str, layer: int, moved: np.ndarray) -> float:
+        """Largest margin that rounding can turn; moved: by how much margins moved in rows that should be equal.
+
+        An arm and its oracle are two codes, whose products differ more than those of two runs of one: what that moves
+        is measured by full against its own oracle.
+        """
+        eps = _MARGIN_EPS[self.dtype] * self.margin_scale.get((point, layer), 0.0)
+        if len(moved):
+            most = float(moved.max()) if reference == "full" else min(float(moved.max()), _SHARED * eps)
+            key = (reference, point, layer)
+            self.margin_floor[key] = max(most, self.margin_floor.get(key, 0.0))
+        floors = (self.margin_floor.get((name, point, layer), 0.0) for name in {"full", reference})
+        return max(10 * max(floors), eps)
 
     def _keep(self, reference: str, point: str, layer: int, where: Segments, rows: Arrays) -> None:
         kept = {k: v for k, v in rows.items() if k in _ROW_ARRAYS}

@@ -60,9 +60,11 @@ def run(
             compare = Comparison(c, fold, line.runs, line.exact, wave.of, passes, job.points, fresh)
             begun = snapshots.first if snapshots else 0
             done += sum(wave.work(line, l) for l in range(begun))
-            frames = executor.run(wave.plan, tokens, want)
-            if snapshots:
-                frames = snapshots.frames(oracles, fold, wave.plan, tokens, want, number)
+            frames = (
+                snapshots.frames(oracles, fold, wave.plan, tokens, want, number)
+                if snapshots
+                else executor.run(wave.plan, tokens, want)
+            )
             part = f" of part {number + 1} of {len(todo)}" if len(todo) > 1 else ""
             progress(done, total, f"layer {begun}{part}")
             for frame in frames:

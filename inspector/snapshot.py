@@ -229,5 +229,5 @@ def _unfold(fold: Fold, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
             case ["rows", r, p, run, layer, "of", name]:
                 fold.rows[r, p][int(run)][int(layer)][1][name] = tensor.numpy()
     for kept, items in zip((fold.margin_scale, fold.margin_floor), values["scales"], strict=True):
-        kept |= {(point, layer): value for point, layer, value in items}
+        kept |= {tuple(key): value for *key, value in items}
     fold.checks = {run: (compared, changed) for run, (compared, changed) in values["checks"]}

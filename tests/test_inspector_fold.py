@@ -37,15 +37,15 @@ class Part:
     ref_margin: torch.Tensor | None = None
 
 
-def add(made: Fold, point: str, layer: int, some: list[Part]) -> None:
-    """Fold parts against full, as a frame would hold them: the rows of all arms in one tensor."""
+def add(made: Fold, point: str, layer: int, some: list[Part], reference: str = "full") -> None:
+    """Fold parts against a reference, as a frame would hold them: the rows of all arms in one tensor."""
     starts = np.cumsum([0, *(len(p.position) for p in some)]).tolist()
     pairs = made.pairs([Piece(p.runs, at, at, p.position) for p, at in zip(some, starts, strict=False)])
     sides = []
     for name in ("arm", "ref"):
         margins = [m for p in some if (m := getattr(p, f"{name}_margin")) is not None]
         sides.append(Side(torch.cat([getattr(p, name) for p in some]), torch.cat(margins) if margins else None))
-    made.add("full", layer, pairs, np.concatenate([p.exact for p in some]), {point: (sides[0], sides[1])})
+    made.add(reference, layer, pairs, np.concatenate([p.exact for p in some]), {point: (sides[0], sides[1])})
 
 
 def parts(layer: int, seed: int = 0) -> list[Part]:
@@ -120,3 +120,24 @@ def test_a_changed_choice_is_a_flip_only_inside_the_margin_floor(bound):
     assert a["changed"][4, 1, 0] == 1 and a["flips"][4, 1, 0] == (1 if bound == "inside" else 0)
     assert a["jaccard"][4, 1, 0] == pytest.approx(39 + 2 / 4) and a["min_margin"][4, 1, 0] == float(margin[5])
     assert np.isnan(a["min_margin"][1, 1, 0]) and a["margin_noise"][1, 1, 0] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("moved", "margin", "flips"),
+    [(3e-5, 2e-4, 1), (3e-5, 1e-3, 0), (0.0, 2e-4, 0), (0.5, 5e-4, 1), (0.5, 2e-3, 0)],
+    ids=["noise", "above the noise", "no noise", "near tie beside a fault of full", "fault of full"],
+)
+def test_against_an_oracle_the_noise_of_a_margin_is_what_full_and_its_own_oracle_differ_by(moved, margin, flips):
+    """Runs of one code may be equal to the last bit, so that they measure nothing of what two codes differ by."""
+    made = Fold(runs(), 2, np.full(40, -1), torch.float32)
+    position, exact, ids = np.arange(40), np.zeros(40, bool), torch.arange(120).view(40, 3)
+    other = ids.clone()
+    other[5, 2] += 1000
+    margins = torch.full((40,), margin, dtype=torch.float64)
+    made.margin_scale["topk", 1] = 1.0
+    same = Part((1,), ids, ids, position, exact, margins, margins)
+    add(made, "topk", 1, [same, Part((4,), other, ids, position, exact, margins, margins)])
+    full = Part((0,), ids, ids, position, exact, margins + moved, margins)
+    add(made, "topk", 1, [full, Part((4,), other, ids, position, exact, margins, margins)], "oracle")
+    by_oracle, by_full = (made.tables[name, "topk"].arrays["flips"][4, 1, 0] for name in ("oracle", "full"))
+    assert (by_oracle, by_full) == (flips, 0)

@@ -103,6 +103,48 @@ def test_it_goes_on_where_it_stopped(folder, tmp_path, monkeypatch, capsys, whol
     assert [p.name for p in tmp_path.iterdir()] == ["t.h5"]
 
 
+def test_a_run_of_several_parts_goes_on_in_the_part_where_it_stopped(folder, tmp_path, monkeypatch, capsys):
+    """The first part is not run again, and what it folded is in the result."""
+    typed = ["--budget", "64"]
+    assert main(words(folder, tmp_path / "whole.h5", *typed)) in (0, 1)
+    out, plans, run = tmp_path / "t.h5", [], Executor.run
+    frames = CONFIG.num_hidden_layers + 2
+
+    def noting(self, plan, *more):
+        if len(plan.requests) > 1:
+            plans.append([r.arm for r in plan.requests])
+        return run(self, plan, *more)
+
+    monkeypatch.setattr(Executor, "run", noting)
+    stopped(monkeypatch, frames + 4, words(folder, out, *typed))
+    first, second = plans
+    assert set(first) != set(second), "stopped in the second of two parts"
+    stopped(monkeypatch, 3, words(folder, out, *typed, "--resume"))
+    assert main(words(folder, out, *typed, "--resume")) in (0, 1)
+    assert plans == [first, second, second, second]
+    same(TraceReader(tmp_path / "whole.h5"), TraceReader(out))
+
+
+def test_what_an_earlier_part_folded_must_be_in_the_snapshot(folder, tmp_path, monkeypatch, capsys):
+    """The twin: without it the runs of the first part have no numbers."""
+    typed = ["--budget", "64"]
+    assert main(words(folder, tmp_path / "whole.h5", *typed)) in (0, 1)
+    out = tmp_path / "t.h5"
+    stopped(monkeypatch, CONFIG.num_hidden_layers + 6, words(folder, out, *typed))
+    unfold = snapshot._unfold
+
+    def forgetful(fold, tensors, values) -> None:
+        unfold(fold, tensors, values)
+        for table in fold.tables.values():
+            for array in table.arrays.values():
+                array[1] = 0
+
+    monkeypatch.setattr(snapshot, "_unfold", forgetful)
+    assert main(words(folder, out, *typed, "--resume")) in (0, 1)
+    with pytest.raises(AssertionError):
+        same(TraceReader(tmp_path / "whole.h5"), TraceReader(out))
+
+
 @pytest.mark.parametrize("lost", ["step streams", "candidates", "global_kv 6", "oracle 1 chosen", "rows"])
 def test_what_a_snapshot_lacks_is_seen(folder, tmp_path, monkeypatch, capsys, whole, lost):
     """The twin: whatever is not put back shows in the result, or stops the run."""
