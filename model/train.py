@@ -52,7 +52,7 @@ class Recipe:
     tokens: int = 24_000_000
     batch_tokens: int = 2048
     rung: int = 0
-    solved: float = 0.9
+    solved: float = 0.8
     often: tuple[tuple[str, float], ...] = (("chain", 2.0), ("relay", 1.5))
     mixed: tuple[float, float] = (0.15, 0.5)
     density: tuple[float, float] = (0.15, 0.9)
@@ -64,10 +64,10 @@ class Recipe:
     distil_from: float = 0.1
     distil_share: float = 0.25
     text_in_task: float = 0.1
-    matrix_lr: float = 0.02
-    other_lr: float = 4e-3
+    matrix_lr: float = 0.014
+    other_lr: float = 2.8e-3
     warmup: float = 0.01
-    decay_from: float = 0.65
+    decay_from: float = 0.5
     betas: tuple[float, float] = (0.9, 0.97)
     clip: float = 1.0
     balance_rate: float = 0.01
