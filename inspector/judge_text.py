@@ -110,9 +110,11 @@ def data(judged: Judgement) -> dict[str, Any]:
         "reasons": judged.reasons,
         "notes": judged.notes,
         "contract": judged.stamp,
+        "samples": list(judged.samples),
         "roll_back": roll_back(judged),
         "dimensions": {name: dimension_rows(judged, name) for name in DIMENSIONS},
         "cells": [_cell(cell, judged) for cell in judged.cells],
+        "worst": [cell.name for cell in judged.worst(len(judged.cells))],
         "costs": judged.prices,
         "conditions": [_checked(check) for check in judged.costs],
     }
@@ -145,7 +147,8 @@ def _cell(cell: Cell, judged: Judgement) -> dict[str, Any]:
 
 
 def _checked(check: Checked) -> dict[str, Any]:
-    return {"limit": check.limit.text, "of": check.where, "state": check.state, **_interval(check.interval)}
+    limit = {"limit": check.limit.text, "at_most": check.limit.at_most, "of": check.where}
+    return {**limit, "state": check.state, **_interval(check.interval)}
 
 
 def _interval(found: Interval) -> dict[str, float]:

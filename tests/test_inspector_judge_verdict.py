@@ -185,7 +185,8 @@ def test_a_report_shows_the_judgement_of_results(tmp_path, capsys):
     out = tmp_path / "r.html"
     assert main(["report", str(path), "-o", str(out)]) == 0
     html = out.read_text()
-    assert "accept decoder replay only" in html and BOTH in html and "By arm" in html and "ttft_p50" in html
+    assert "Accept decoder replay only: 1 of 14 cells fails" in html and BOTH in html and "ttft p50" in html
+    assert "By arm" in html and "Roll back in this order" in html and html.count('data-figure="') == 2
     assert "<b>mini</b>" not in html and "&lt;b&gt;mini" in html
     path.write_text(path.read_text().replace('"changed":1', '"changed":0'))
     assert main(["report", str(path), "-o", str(out), "--force"]) == 2

@@ -30,6 +30,7 @@ from replayscope.ui import (
     tab_compare,
     tab_cut,
     tab_export,
+    tab_judge,
     tab_logits,
     tab_overview,
     tab_position,
@@ -47,7 +48,7 @@ from replayscope.ui.session import Seen, Session
 PLOTLY_URL = "replayscope/plotly.min.js"
 TABS = (
     tab_overview.TAB, tab_cut.TAB, tab_position.TAB, tab_replay.TAB, tab_logits.TAB, tab_tensor.TAB, tab_compare.TAB,
-    tab_run.TAB, tab_export.TAB,
+    tab_judge.TAB, tab_run.TAB, tab_export.TAB,
 )  # fmt: skip
 
 _HEADER = """<div class="rs-header"><h1>ReplayScope</h1><span class="mono"></span>

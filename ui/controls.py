@@ -13,7 +13,10 @@ from replayscope.ui.view import Menus, Options
 MENUS = {
     "trace": "trace", "arm": "arm", "reference": "compared with", "point": "hook point", "region": "region",
     "metric": "metric", "other": "second trace", "other_arm": "second arm",
+    "results": "judged results", "contract": "contract",
 }  # fmt: skip
+# Menus whose options no trace says: the tab Judge fills them.
+OF_JUDGE = ("results", "contract")
 SLIDERS = ("cut", "layer", "position", "head")
 
 
@@ -92,6 +95,6 @@ def of(shown: Menus, traces: list[str]) -> dict[str, Menu | Slider]:
 
 def nothing(traces: list[str], chosen: str | None) -> dict[str, Menu | Slider]:
     """The controls where there is nothing to choose but a trace."""
-    menus = {name: Menu((), None) for name in MENUS}
+    menus = {name: Menu((), None) for name in MENUS if name not in OF_JUDGE}
     listed = Menu(tuple((name, name) for name in traces), chosen if chosen in traces else None)
     return {**menus, "trace": listed, **{name: Slider(0, 1, 0, name, False) for name in SLIDERS}}

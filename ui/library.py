@@ -35,14 +35,14 @@ class Library:
         self._making: dict[Hashable, threading.Lock] = {}
         self._size = 0
 
-    def names(self) -> list[str]:
-        """Names of the traces, newest first, at most 500."""
+    def names(self, ending: str = ".h5") -> list[str]:
+        """Names of the traces, or of the files with another ending, newest first, at most 500."""
         found: list[tuple[float, str]] = []
         for folder, folders, files in os.walk(self.root):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for file in files:
                 path = Path(folder, file)
-                if not file.endswith(".h5") or not self._inside(path):
+                if not file.endswith(ending) or not self._inside(path):
                     continue
                 with suppress(OSError):  # gone between the listing and the question
                     found.append((path.stat().st_mtime, path.relative_to(self.root).as_posix()))
@@ -52,7 +52,7 @@ class Library:
 
     def open(self, name: str) -> TraceReader:
         """The trace of a name. Raises UsageError for a name that is not one of a trace under the root."""
-        path = self._path(name)
+        path = self.file(name)
         stamp = self._stamp(path)
         with self._lock:
             if stamp in self._readers:
@@ -65,15 +65,18 @@ class Library:
                 self._readers.popitem(last=False)
         return reader
 
-    def version(self, name: str) -> tuple:
-        """Changes when the file of a trace does."""
-        return self._stamp(self._path(name))
+    def version(self, name: str, ending: str = ".h5") -> tuple:
+        """Changes when the file does."""
+        return self._stamp(self.file(name, ending))
 
     def cached(self, name: str, what: Hashable, make: Callable[[TraceReader], T]) -> T:
         """What is made from a trace: text, or numbers that nobody changes. Kept as long as the file is the same and
         there is room; made once, however many ask for it at the same time."""
         reader = self.open(name)
-        key = (self._stamp(reader.path), what)
+        return self.kept((self._stamp(reader.path), what), lambda: make(reader))
+
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The same for what is made from other files: `key` says of which, in which version."""
         with self._lock:
             gate = self._making.setdefault(key, threading.Lock())
         try:
@@ -82,7 +85,7 @@ class Library:
                     if key in self._made:
                         self._made.move_to_end(key)
                         return self._made[key]
-                value = make(reader)
+                value = make()
                 with self._lock:
                     self._made[key] = value
                     self._size += _size(value)
@@ -101,14 +104,16 @@ class Library:
             text = text.replace(path, name if name and path.endswith(name) else "").replace(f"{path}{os.sep}", "")
         return text if not name or name in text else f"{name[:200]}: {text}"
 
-    def _path(self, name: str) -> Path:
-        if not isinstance(name, str) or "\0" in name or not name.endswith(".h5"):
-            raise UsageError("no such trace; choose one of the list")
+    def file(self, name: str, ending: str = ".h5") -> Path:
+        """Where the file of a name is. Raises UsageError for a name that is not one of a file under the root."""
+        what = "trace" if ending == ".h5" else "file"
+        if not isinstance(name, str) or "\0" in name or not name.endswith(ending):
+            raise UsageError(f"no such {what}; choose one of the list")
         path = self.root / name
         if os.path.isabs(name) or not self._inside(path) or path.is_dir():
-            raise UsageError("no such trace; choose one of the list")
+            raise UsageError(f"no such {what}; choose one of the list")
         if not path.is_file():
-            raise UsageError(f"{name} is not there any more; choose another trace")
+            raise UsageError(f"{name} is not there any more; choose another {what}")
         return path
 
     def _inside(self, path: Path) -> bool:
@@ -119,7 +124,7 @@ class Library:
         try:
             info = path.stat()
         except OSError:
-            raise UsageError(f"{path.name} is not there any more; choose another trace") from None
+            raise UsageError(f"{path.name} is not there any more; choose another") from None
         return str(path), info.st_mtime_ns, info.st_size
 
 

@@ -54,7 +54,7 @@ class Tab:
 
     name: in the address. title: as the reader sees it. controls: the menus and sliders that it follows. place: makes
     its parts, by name, inside the tab. content: the values of some parts for a choice, a pure function of the trace.
-    own: parts that the tab's own events fill.
+    own: parts that the tab's own events fill. alone: what it shows is of no trace, so that it shows it without one.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Tab:
     place: Callable[[], dict[str, Component]]
     content: Callable[[Library, Choice], Content] = lambda library, choice: {}
     own: tuple[str, ...] = ()
+    alone: bool = False
 
 
 def figure(elem_id: str, axis: str = "") -> gr.HTML:

@@ -16,6 +16,7 @@ from replayscope.traces.errors import TraceExistsError
 from replayscope.ui import page, story, tables, tokens
 from replayscope.ui.cells import checked_points, classes
 from replayscope.ui.checked import CheckedReader, told
+from replayscope.ui.curves import draw_curves
 from replayscope.ui.export import write_bytes
 from replayscope.ui.figures import (
     cut_layer,
@@ -28,7 +29,9 @@ from replayscope.ui.figures import (
 )
 from replayscope.ui.flips import logit_rows
 from replayscope.ui.grid import BUG
-from replayscope.ui.judged import is_results, panel
+from replayscope.ui.judge_charts import drop_chart, kl_chart
+from replayscope.ui.judged import details, is_results, judgement
+from replayscope.ui.judged import story as verdict_of
 from replayscope.ui.series import Series, run_of, series
 from replayscope.ui.states import NotRecorded
 from replayscope.ui.theme import count, escape
@@ -65,7 +68,7 @@ def render(traces: Sequence[TraceReader], results: Sequence[str | os.PathLike[st
     if not traces and not results:
         raise UsageError("give at least one trace to report on")
     drawn: list[go.Figure] = []
-    sections = [panel(path) for path in results]
+    sections = [_judged(path, drawn) for path in results]
     if not traces:
         return page.document(Path(results[0]).stem, "acceptance matrix", "\n".join(sections), drawn)
     for trace in traces:
@@ -74,6 +77,15 @@ def render(traces: Sequence[TraceReader], results: Sequence[str | os.PathLike[st
     title = traces[0].path.stem if len(traces) == 1 else f"{len(traces)} traces"
     subtitle = story.subtitle(traces[0]) if len(traces) == 1 else ", ".join(trace.path.name for trace in traces)
     return page.document(title, subtitle, "\n".join(sections), drawn)
+
+
+def _judged(path: str | os.PathLike[str], drawn: list[go.Figure]) -> str:
+    said = judgement(path)
+    own = [draw_curves(drop_chart(said)), draw_curves(kl_chart(said))]
+    cards = [page.card(len(drawn) + i, figure) for i, figure in enumerate(own)]
+    drawn += own
+    name = f'<p class="mono">{escape(Path(path).name)}</p>'
+    return f"<section>{name}{verdict_of(said)}{''.join(cards)}{details(said)}</section>"
 
 
 def _section(trace: TraceReader, drawn: list[go.Figure], named: bool) -> str:

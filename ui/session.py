@@ -56,8 +56,8 @@ class Session:
 
     def draw(
         self, seen: Seen, nav: str, trace: str, arm: str, reference: str, point: str, region: str, metric: str,
-        other: str, other_arm: str, cut: float, layer: float, position: float, head: float,
-        event: gr.EventData,
+        other: str, other_arm: str, results: str, contract: str, cut: float, layer: float, position: float,
+        head: float, event: gr.EventData,
     ) -> list:  # fmt: skip
         """The page after a choice in a menu, a slider, a click on a figure, or another tab.
 
@@ -65,8 +65,8 @@ class Session:
         """
         given = {
             "trace": trace, "arm": arm, "reference": reference, "point": point, "region": region, "metric": metric,
-            "other": other, "other_arm": other_arm, "cut": cut, "layer": layer, "position": position,
-            "head": head,
+            "other": other, "other_arm": other_arm, "results": results, "contract": contract, "cut": cut,
+            "layer": layer, "position": position, "head": head,
         }  # fmt: skip
         was = seen.choice
         texts = {name: str(given[name] or "") for name in controls.MENUS}
@@ -134,9 +134,13 @@ class Session:
             wanted = choice.trace if seen.tab == "overview" and values["header"] else ""
         except ReplayScopeError as error:
             values = self._blank(escape(self.library.public(error, asked.trace)), asked.trace)
-        if choice.trace != seen.choice.trace or values["note"]:
+        stale = choice.trace != seen.choice.trace or bool(values["note"])
+        if self.tabs[seen.tab].alone:
+            values |= {"note": "", **self.tabs[seen.tab].content(self.library, choice)}
+        if stale:
             # What stood on other tabs was said of another trace.
-            values = {**{part: "" for part in self.parts if part not in values and part != "nav"}, **values}
+            kept = {"nav", *controls.OF_JUDGE, *values}
+            values = {**{part: "" for part in self.parts if part not in kept}, **values}
         values |= {"nav": seen.tab} if given.get("nav") else {}
         updates, sent = self._changed(values, seen.sent, given)
         if wanted:
@@ -157,7 +161,7 @@ class Session:
             **held,
             "header": header,
             "note": "",
-            **self.tabs[tab].content(self.library, shown.choice),
+            **({} if self.tabs[tab].alone else self.tabs[tab].content(self.library, shown.choice)),
         }
 
     def _blank(self, why: str, name: str) -> dict[str, Any]:

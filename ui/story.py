@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -144,10 +145,15 @@ def subtitle(trace: TraceReader) -> str:
 def overview(trace: TraceReader, said: Verdict) -> str:
     """Verdict, tiles and what limits the claims, as HTML."""
     text, tone = headline(trace, said)
+    limits = "".join(f'<p class="rs-note">{escape(note[0].upper() + note[1:])}.</p>' for note in said.notes)
+    return f'<p class="rs-verdict {tone}">{escape(text)}</p>{tile_row(tiles(trace, said))}{limits}'
+
+
+def tile_row(row: Sequence[Tile]) -> str:
+    """Tiles side by side, as HTML."""
     cells = "".join(
         f'<div><span class="k">{escape(t.key)}</span><span class="v {t.tone}">{escape(t.value)}</span>'
         f'<span class="s">{escape(t.note)}</span></div>'
-        for t in tiles(trace, said)
+        for t in row
     )
-    limits = "".join(f'<p class="rs-note">{escape(note[0].upper() + note[1:])}.</p>' for note in said.notes)
-    return f'<p class="rs-verdict {tone}">{escape(text)}</p><div class="rs-tiles">{cells}</div>{limits}'
+    return f'<div class="rs-tiles">{cells}</div>'

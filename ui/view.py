@@ -26,7 +26,8 @@ class Choice:
     """What a reader has chosen; plain strings and numbers, all of which may come from a browser.
 
     cut, layer, position, head: -1 for none chosen yet. other, other_arm: the second trace and arm of a comparison; an
-    empty `other` is the same trace.
+    empty `other` is the same trace. results, contract: of a judgement; empty are the newest
+    results, and the contract that their runs began with.
     """
 
     trace: str
@@ -41,6 +42,8 @@ class Choice:
     head: int = -1
     other: str = ""
     other_arm: str = ""
+    results: str = ""
+    contract: str = ""
 
 
 @dataclass(frozen=True)
