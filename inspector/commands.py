@@ -212,7 +212,7 @@ def ui(options: Namespace) -> Result:
     port = None if options.port is None else _port(options.port)
     from replayscope.ui import app
 
-    app.serve(options.trace, root=root, host=options.host, port=port, auth=options.auth)
+    app.serve(options.trace, root=root, host=options.host, port=port, auth=options.auth, allowed=options.allow_host)
     return Result("", {})
 
 

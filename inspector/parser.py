@@ -132,6 +132,10 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         output.add_argument(
             "-q", "--quiet", dest="verbosity", action="store_const", const=-1, default=0, help="no progress, no notes"
         )
+    ui.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME",
+        help="also answer requests for this host name, such as a proxy's; may be repeated",
+    )  # fmt: skip
         output.add_argument(
             "-v", "--verbose", dest="verbosity", action="store_const", const=1, help="more details on stderr"
         )

@@ -123,7 +123,7 @@ def test_users_are_read_and_never_repeated(tmp_path):
 def test_serve_names_the_address_picks_a_free_port_and_warns(root, capsys, monkeypatch):
     seen = {}
     monkeypatch.setattr(app, "_wait", lambda: None)
-    monkeypatch.setattr(app, "launch", lambda page, host, port, browser, auth: seen.update(auth=auth) or "http://x/")
+    monkeypatch.setattr(app, "launch", lambda page, host, port, browser, auth, _: seen.update(auth=auth) or "http://x/")
     app.serve(root=root, auth="ann:pw")
     assert seen["auth"] == [("ann", "pw")] and "http://x/" in capsys.readouterr().err
     app.serve(root=root, host="0.0.0.0")

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import gradio as gr
 from gradio.components import Component
 from plotly.offline import get_plotlyjs
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -39,6 +41,7 @@ from replayscope.ui import (
     tab_tensor,
 )
 from replayscope.ui.access import Users, is_local, users
+from replayscope.ui.hosts import OwnHosts, named
 from replayscope.ui.jobs import Jobs
 from replayscope.ui.library import Library
 from replayscope.ui.parts import html, when_ready
@@ -152,12 +155,15 @@ def _name(library: Library, trace: str | os.PathLike[str] | None) -> str:
 
 
 def launch(
-    page: Page, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False, auth: Users | None = None
-) -> str:
+    page: Page, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False, auth: Users | None = None,
+    allowed: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Start serving in the background and return the address. auth: who may open the page, None for everybody.
+    allowed: names besides its own that the page answers to.
 
     Raises UsageError for a host that is no address of this machine and a port that is taken or not allowed.
     """
+    names = named(host, allowed)
     chosen = free_port(host, port)
     library = get_plotlyjs().encode()
 
@@ -170,7 +176,9 @@ def launch(
             auth=auth, max_file_size="1kb", share=False, show_error=False,
             run_history=False, ssr_mode=False, footer_links=[], enable_monitoring=False,
             theme=skin.theme(), head=skin.head(PLOTLY_URL, TABS),
-            app_kwargs={"routes": [Route(f"/{PLOTLY_URL}", plotly)]},
+            app_kwargs={
+                "routes": [Route(f"/{PLOTLY_URL}", plotly)], "middleware": [Middleware(OwnHosts, names=names)],
+            },
         )  # fmt: skip
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{chosen}; name another --host or --port") from error
@@ -184,11 +192,13 @@ def serve(
     port: int | None = None,
     open_browser: bool = False,
     auth: str | None = None,
+    allowed: Sequence[str] = (),
 ) -> None:
     """Serve the page until it is interrupted. Without `root`, the folder of `trace`, or this one.
 
-    auth: `USER:PASSWORD` or `@FILE`. Raises UsageError for a folder that is not there, a trace outside it, a host that
-    is no address of this machine, a port that is taken, or users that cannot be read.
+    auth: `USER:PASSWORD` or `@FILE`. allowed: names besides its own that the page answers to. Raises UsageError for a
+    folder that is not there, a trace outside it, a host that is no address of this machine, a port that is taken, names
+    that are none, or users that cannot be read.
     """
     known = users(auth)
     folder = Path(root) if root is not None else Path(trace).parent if trace is not None else Path(".")
@@ -196,7 +206,7 @@ def serve(
         raise UsageError(f"no folder {folder}; give --root an existing one")
     page = build(folder, trace)
     try:
-        url = launch(page, host, port, open_browser, known)
+        url = launch(page, host, port, open_browser, known, allowed)
         if known is None and not is_local(host):
             said = "anyone who reaches this host can read the traces and start runs; add --auth USER:PASSWORD"
             print(f"note: {said}", file=sys.stderr)
