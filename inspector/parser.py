@@ -115,6 +115,10 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
     ui.add_argument("--port", metavar="N", help="port to listen on (default: the first free one from 7860)")
+    ui.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME",
+        help="also answer requests for this host name, such as a proxy's; may be repeated",
+    )  # fmt: skip
     ui.add_argument("--auth", metavar="USER:PASSWORD|@FILE", help="ask for a name and a password (default: neither)")
 
     judge = command("judge", judge_options.judge, "plan, run, freeze or judge an acceptance matrix")
@@ -132,10 +136,6 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         output.add_argument(
             "-q", "--quiet", dest="verbosity", action="store_const", const=-1, default=0, help="no progress, no notes"
         )
-    ui.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME",
-        help="also answer requests for this host name, such as a proxy's; may be repeated",
-    )  # fmt: skip
         output.add_argument(
             "-v", "--verbose", dest="verbosity", action="store_const", const=1, help="more details on stderr"
         )
