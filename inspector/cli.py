@@ -23,6 +23,7 @@ from replayscope.inspector.names import nearest, unknown
 from replayscope.inspector.options import Result
 from replayscope.inspector.parser import build_parser
 
+log = logging.getLogger("replayscope")
 # Torch's threads wait by spinning; beside another busy process that made a sweep ten times slower (measured).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -34,8 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(words)
         _log_to_stderr(options.verbosity)
+        for option in options.again:
+            log.info("%s is given more than once; the last one counts", option)
         result = options.call(options)
-        _emit(result, options.json)
+        _emit(result, options.json, options.verbosity < 0)
         return result.exit_code
     except KeyboardInterrupt as error:
         message, code, cause = "interrupted", 130, error
@@ -74,14 +77,14 @@ def _log_to_stderr(verbosity: int) -> None:
     level = {-1: logging.WARNING, 0: logging.INFO, 1: logging.DEBUG}[verbosity]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("replayscope")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
+    log.handlers[:] = [handler]
+    log.setLevel(level)
 
 
-def _emit(result: Result, as_json: bool) -> None:
-    """Print a result. A reader that closes the pipe early (`| head`) is no error."""
-    text = json.dumps(_strict(result.json), indent=2) if as_json else _printable(result.text.rstrip("\n"))
+def _emit(result: Result, as_json: bool, quiet: bool = False) -> None:
+    """Print a result. A reader that closes the pipe early (`| head`) is no error. quiet: leave out the text's notes."""
+    lines = [line for line in result.text.split("\n") if not (quiet and line.startswith("note: "))]
+    text = json.dumps(_strict(result.json), indent=2) if as_json else _printable("\n".join(lines).rstrip("\n"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a token's text may hold what the terminal cannot show
     try:
@@ -89,8 +92,15 @@ def _emit(result: Result, as_json: bool) -> None:
             print(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered goes nowhere, so that the interpreter does not complain when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
+    except OSError as error:
+        _forget_stdout()
+        raise UsageError(f"cannot write to standard output: {error.strerror}; send it elsewhere") from error
+
+
+def _forget_stdout() -> None:
+    """What is still buffered goes nowhere, so that the interpreter does not complain when it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _printable(text: str) -> str:

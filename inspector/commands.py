@@ -210,6 +210,10 @@ def ui(options: Namespace) -> Result:
     if options.trace and not options.trace.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{options.trace} is not under --root {root}; traces are opened only there")
     port = None if options.port is None else _port(options.port)
+    from replayscope.traces.reader import TraceReader
+
+    if options.trace:
+        TraceReader(options.trace)  # refused before the page is loaded, which takes seconds
     from replayscope.ui import app
 
     app.serve(options.trace, root=root, host=options.host, port=port, auth=options.auth, allowed=options.allow_host)

@@ -119,7 +119,8 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Result:
-    """What a command prints: `text` as it is, or `json` with --json. exit_code: 0 good, 1 over a threshold."""
+    """What a command prints: `text`, with --quiet without the lines that begin with `note: `, or `json` with --json.
+    exit_code: 0 good, 1 over a threshold."""
 
     text: str
     json: Mapping[str, Any]

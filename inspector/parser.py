@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from replayscope.inspector import commands, judge_options, specs
 from replayscope.inspector.errors import UsageError
@@ -16,8 +16,25 @@ MODEL_HELP = "a preset (replayscope list models), a folder with a checkpoint, or
 class Parser(argparse.ArgumentParser):
     """Raises UsageError where argparse would print its usage and exit."""
 
+    def __init__(self, **about: Any) -> None:
+        super().__init__(**about)
+        self.register("action", None, _Last)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
+
+
+class _Last(argparse.Action):
+    """Keeps the last value, as argparse does by itself, and in ``again`` which options were given more than once."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        seen = getattr(namespace, "seen", ())
+        if option and self.dest in seen and option not in (again := getattr(namespace, "again", ())):
+            namespace.again = (*again, option)
+        namespace.seen = (*seen, self.dest)
+        setattr(namespace, self.dest, values)
 
 
 class _Version(argparse.Action):
@@ -40,7 +57,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
     def command(name: str, run: Callable[[argparse.Namespace], Result], about: str) -> Parser:
         sub = added.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
-        sub.set_defaults(call=run)
+        sub.set_defaults(call=run, again=())
         return sub
 
     demo = command("demo", commands.demo, "the main job on the embedded model and texts")

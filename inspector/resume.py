@@ -5,15 +5,39 @@ from pathlib import Path
 from typing import Any
 
 from replayscope.inspector.errors import UsageError
+from replayscope.traces.errors import TraceError
 from replayscope.traces.reader import TraceReader
 
 # What may differ: the words typed, and how large the file may become.
 _FREE = ("argv", "options.max_bytes")
+# Records of a run that has begun: what it is, and its runs.
+_BEGUN = 2
 
 
 def identity(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """What a run shares with one that it takes up: its provenance, flat, by dotted names."""
     return {name: value for name, value in _flat(provenance) if name not in _FREE}
+
+
+def refuse_to_forget(path: Path) -> None:
+    """Raises UsageError if a run that was stopped on its way to the trace ``path`` has left something to go on with, or
+    to look at."""
+    partial, snapshot = (path.with_name(path.name + ending) for ending in (".partial", ".resume"))
+    if not partial.exists():
+        return
+    if snapshot.exists():
+        raise UsageError(
+            f"{partial} is of a run that was stopped; add --resume to go on with it, or --force to forget it"
+        )
+    try:
+        holds = TraceReader(partial).records > _BEGUN
+    except TraceError:
+        return  # nothing can be read of it, or its writer is still there, which is for the next writer to say
+    if holds:
+        raise UsageError(
+            f"{partial} holds what a run that was stopped had done (replayscope show); add --force to replace it, "
+            "or give another -o"
+        )
 
 
 def unfinished(partial: Path, provenance: Mapping[str, Any]) -> TraceReader | None:
@@ -24,7 +48,7 @@ def unfinished(partial: Path, provenance: Mapping[str, Any]) -> TraceReader | No
     if not partial.exists() or not partial.stat().st_size:
         return None
     trace = TraceReader(partial)
-    if trace.records < 2:
+    if trace.records < _BEGUN:
         return None
     theirs, ours = identity(trace.provenance), identity(provenance)
     for name in ours | theirs:

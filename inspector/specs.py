@@ -140,7 +140,9 @@ def parse_count(text: str, what: str, *, least: int = 0, also: str = "") -> int:
     """A whole number of at least `least`; `also` names another word that the caller takes."""
     text = text.strip()
     if not re.fullmatch(r"[0-9]{1,19}", text) or not least <= int(text) < 2**63:
-        raise UsageError(f"{what} {text!r} must be a whole number of at least {least}{f' or {also}' if also else ''}")
+        shown = text if len(text) <= 24 else f"{text[:20]}…"
+        wanted = f"of at least {least}{f' or {also}' if also else ''}, in digits"
+        raise UsageError(f"{what} {shown!r} must be a whole number {wanted}")
     return int(text)
 
 
@@ -225,7 +227,7 @@ def _position(text: str, window: int) -> int:
     assert found, text  # every term was matched when it was split
     digits = found["number"] or found["times"] or "1"
     if len(digits) > 12 or len(found["offset"] or "") > 12:
-        raise UsageError(f"{text[:20]}… is far too large for a position")
+        raise UsageError(f"{text[:20]}… is far too large; give positions in the prompt, as 128, W or 2W")
     return int(digits) if found["number"] else int(digits) * window + int(found["offset"] or 0)
 
 

@@ -24,6 +24,7 @@ from replayscope.inspector.geometry import window_layers
 from replayscope.inspector.lineup import Job, line_up
 from replayscope.inspector.options import Result, RunOptions
 from replayscope.inspector.points import expand_points
+from replayscope.inspector.resume import refuse_to_forget
 from replayscope.inspector.runner import foreign_tokens, run
 from replayscope.inspector.semantics import Shape, admits, arm_names, floor_layers, has_cut, unsuited
 from replayscope.inspector.snapshot import Snapshots
@@ -72,6 +73,8 @@ def write_trace(options: RunOptions) -> Path:
 
 def _write_trace(options: RunOptions) -> Path:
     path = Path(options.out)
+    if not (options.resume or options.force):
+        refuse_to_forget(path)
     loaded = _load(options)
     model, ids = loaded.model, loaded.ids
     if isinstance(model, Model) and (options.audit or options.rounding == "off"):

@@ -201,7 +201,9 @@ class ModelConfig:
         values.setdefault("image_token_id", raw.get("image_token_id", -1))
         missing = [k for k in _REQUIRED if k not in values]
         if missing:
-            raise ValueError(f"config lacks {', '.join(missing)}")
+            shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+            other = "" if "model_type" in raw else "; it names no model_type either: copy the model's own config.json"
+            raise ValueError(f"config lacks {shown}{other}")
         # DSpark blocks carry ratios of their own behind the model's layers.
         values["compress_ratios"] = values["compress_ratios"][: values["num_hidden_layers"]]
         return cls(**values)

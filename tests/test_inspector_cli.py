@@ -127,6 +127,23 @@ def test_a_result_over_a_threshold_is_exit_code_1_and_json_is_strict(usecases, t
     assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {"worst": "inf", "mean": None, "rows": [0, 1]}
 
 
+def test_quiet_leaves_out_the_notes_and_nothing_else(usecases, tmp_path, capsys):
+    usecases.result = Result("table\nnote: of little faith\n  note: in a cell\nt.h5", {"notes": ["of little faith"]})
+    words = ["record", "-o", str(tmp_path / "t.h5")]
+    assert cli.main(words) == 0 and "\nnote: of little faith\n" in capsys.readouterr().out
+    assert cli.main([*words, "-q"]) == 0 and capsys.readouterr().out == "table\n  note: in a cell\nt.h5\n"
+    assert cli.main([*words, "-q", "--json"]) == 0 and "of little faith" in capsys.readouterr().out
+
+
+def test_an_option_that_is_given_twice_is_told(usecases, tmp_path, capsys):
+    words = ["sweep", "-o", str(tmp_path / "t.h5"), "--hooks", "embed", "--hooks", "final", "--cuts", "1", "--rows"]
+    assert cli.main(words) == 0 and capsys.readouterr().err == ""
+    assert cli.main([*words, "--cuts", "2", "--rows", "--cuts", "3", "-m", "mini"]) == 0
+    assert capsys.readouterr().err == "--cuts is given more than once; the last one counts\n"
+    assert [asked.cuts for asked in usecases.asked] == ["1", "3"]
+    assert cli.main(["list", "hooks", "-q"]) == 0
+
+
 BAD = {
     "no command": ([], "give a command: demo, record"),
     "command": (["swep"], "did you mean 'sweep'"),
@@ -150,6 +167,8 @@ BAD = {
     "dtype": (["sweep", "-o", "t.h5", "--dtype", "fp16"], "valid: fp64, fp32, bf16"),
     "device": (["sweep", "-o", "t.h5", "--device", "gpu"], "valid: auto, cpu, cuda"),
     "size": (["sweep", "-o", "t.h5", "--max-bytes", "lots"], "size 'lots'"),
+    "tokens": (["sweep", "-o", "t.h5", "--tokens", "1e99"], "'1e99' must be a whole number of at least 1, in digits"),
+    "huge number": (["sweep", "-o", "t.h5", "--tokens", "9" * 999], "--tokens '9{20}…' must be"),
     "seed": (["sweep", "-o", "t.h5", "--seed", "x"], "--seed 'x'"),
     "audit": (["sweep", "-o", "t.h5", "--audit", "--dtype", "bf16"], "--audit needs fp64 or fp32"),
     "empty prompt": (["sweep", "-o", "t.h5", "-p", ""], "prompt is empty"),
@@ -219,6 +238,15 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_a_full_disk_behind_stdout_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "replayscope.inspector", "list", "hooks"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    said = "replayscope: cannot write to standard output: No space left on device; send it elsewhere\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_token_that_the_terminal_cannot_show_is_escaped(usecases, tmp_path):

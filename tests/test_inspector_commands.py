@@ -111,9 +111,12 @@ BAD = {
     "tolerance form": (["compare", "a.h5", "b.h5", "--tol", "1e-3"], "cannot be read"),
     "tolerance point": (["compare", "a.h5", "b.h5", "--tol", "layers.9.hidden=rel_l2<=1"], "unknown hook point"),
     "second trace": (["compare", "a.h5", "c.h5"], "no trace c.h5"),
-    "foreign file": (["show", "notes.txt"], "notes.txt"),
-    "empty file": (["show", "empty.h5"], "empty.h5"),
-    "torn file": (["show", "torn.h5"], "torn.h5"),
+    "foreign file": (["show", "notes.txt"], "notes.txt is not an HDF5 file; give a file that record, sweep or import"),
+    "empty file": (["show", "empty.h5"], "empty.h5 is empty (0 bytes); copy or record it again"),
+    "torn file": (["show", "torn.h5"], "torn.h5 is truncated: the file ends before its data; copy or record it again"),
+    "page of no trace": (["ui", "notes.txt"], "notes.txt is not an HDF5 file; give a file"),
+    "all figures as csv": (["plot", "a.h5", "-o", "f.csv"], "csv holds one figure; name one with --figure"),
+    "all figures as an image": (["plot", "a.h5", "--figure", "all", "-o", "f.png"], "png holds one figure"),
 }
 
 

@@ -207,12 +207,22 @@ def test_resume_without_much_to_go_on(folder, tmp_path, monkeypatch, capsys, who
     same(whole, TraceReader(out))
 
 
-def test_a_run_from_the_start_forgets_what_another_kept(folder, tmp_path, monkeypatch, capsys):
-    """Otherwise a later --resume would put two runs together."""
+def test_a_run_from_the_start_forgets_what_another_kept_only_if_it_is_told_to(folder, tmp_path, monkeypatch, capsys):
+    """And then all of it: otherwise a later --resume would put two runs together."""
     out = tmp_path / "t.h5"
     stopped(monkeypatch, 6, words(folder, out))
     monkeypatch.setattr(snapshot, "EVERY", 60.0)
-    stopped(monkeypatch, 3, words(folder, out))
+    for left, says in (("t.h5.resume", "add --resume to go on with it, or --force"), ("", "add --force to replace it")):
+        before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+        capsys.readouterr()
+        assert main(words(folder, out)) == 2
+        printed, err = capsys.readouterr()
+        assert printed == "" and len(err.splitlines()) == 1 and "t.h5.partial" in err and says in err
+        assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+        if left:
+            (tmp_path / left).rename(tmp_path / "kept")
+    (tmp_path / "kept").rename(tmp_path / "t.h5.resume")
+    stopped(monkeypatch, 3, words(folder, out, "--force"))
     assert [p.name for p in tmp_path.iterdir()] == ["t.h5.partial"]
 
 

@@ -21,6 +21,7 @@ from replayscope.traces.schema import FORMAT, SCHEMA_VERSION
 _FILTERS = {h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE}
 _SMALL, _DENSEST = 64 << 20, 64
 _MAX_DEPTH = 4
+_GIVE = "give a file that record, sweep or import wrote"
 
 
 @contextmanager
@@ -29,13 +30,13 @@ def open_trace(path: Path) -> Iterator[h5py.File]:
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:
-        raise TraceError(f"no trace at {path}") from None
+        raise TraceError(f"no trace at {path}; check the path") from None
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}") from None
     if path.is_dir():
         raise TraceError(f"{path} is a folder; give the .h5 file in it")
     if size == 0:
-        raise TraceFormatError(f"{path} is empty (0 bytes)")
+        raise TraceFormatError(f"{path} is empty (0 bytes); copy or record it again")
     try:
         recover(path)
         file = h5py.File(path, "r")
@@ -57,11 +58,11 @@ def _opening(path: Path, error: OSError) -> TraceError:
     if error.errno in LOCKED or "unable to lock file" in text:
         return TraceLockedError(f"{path} is in use by another process; try again when it is done")
     if "file signature not found" in text:
-        return TraceFormatError(f"{path} is not an HDF5 file")
+        return TraceFormatError(f"{path} is not an HDF5 file; {_GIVE}")
     if "truncated file" in text:
-        return TraceFormatError(f"{path} is truncated: the file ends before its data")
+        return TraceFormatError(f"{path} is truncated: the file ends before its data; copy or record it again")
     if error.errno == 13:
-        return TraceError(f"cannot read {path}: permission denied")
+        return TraceError(f"cannot read {path}: permission denied; make it readable")
     return TraceFormatError(f"{path} cannot be opened: {_short(error)}")
 
 
@@ -72,7 +73,7 @@ def _short(error: BaseException) -> str:
 
 def _check_header(file: h5py.File, path: Path) -> None:
     if attribute(file, "format") != FORMAT:
-        raise TraceFormatError(f"{path} is HDF5 but not a ReplayScope trace")
+        raise TraceFormatError(f"{path} is HDF5 but not a ReplayScope trace; {_GIVE}")
     version = attribute(file, "schema_version")
     if not isinstance(version, int) or version < 1:
         raise TraceFormatError(f"{path} has no valid schema version")

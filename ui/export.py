@@ -54,6 +54,9 @@ def export(
     target = Path(out)
     folder = figure_name == "all" and (target.is_dir() or not target.suffix)
     kind = "html" if folder else _format(target)
+    several = figure_name == "all" or (len(traces) > 1 and figure_name != "compare")
+    if several and kind not in ("html", "json"):
+        raise UsageError(f"{kind} holds one figure; name one with --figure, or give a folder, .html or .json for all")
     made = _all(traces, metric, options) if figure_name == "all" else _named(traces, figure_name, metric, options)
     if folder:
         files = {target / f"{stem}.html": {stem: one} for stem, one in made.items()}
@@ -63,8 +66,6 @@ def export(
             _check(file, force)
         target.mkdir(parents=True, exist_ok=True)
         return [_write(file, charts, kind, force, dark) for file, charts in files.items()]
-    if len(made) > 1 and kind not in ("html", "json"):
-        raise UsageError(f"{kind} holds one figure; name one with --figure, or give a folder, .html or .json for all")
     return [_write(target, made, kind, force, dark)]
 
 
