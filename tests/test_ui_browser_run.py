@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browsing import choose, drawn, open_tab, wait_text, wait_title
+from tests.browsing import Watched, choose, drawn, open_tab, wait_text, wait_title
 from tests.synthetic import synthetic_trace
 
 pytestmark = pytest.mark.browser
@@ -30,7 +30,8 @@ def url(root) -> Iterator[str]:
     page.close()
 
 
-def test_a_sweep_from_an_empty_folder_to_its_verdict_and_one_that_is_cancelled(watched, url, root):
+def test_a_sweep_from_an_empty_folder_to_its_verdict_and_one_that_is_cancelled(browser, watched, url, root):
+    """Through reloads, which show a visitor's own run again and nobody else's."""
     page = watched.open(url)
     wait_text(page, "#rs-note", "No traces here yet")
     open_tab(page, "Run")
@@ -46,6 +47,10 @@ def test_a_sweep_from_an_empty_folder_to_its_verdict_and_one_that_is_cancelled(w
     page.locator("#rs-run-go").click()
     page.wait_for_selector(".rs-progress")
     wait_text(page, "#rs-run-progress", "Open run-1.h5")
+    page.reload()
+    open_tab(page, "Run")
+    wait_text(page, "#rs-run-progress", "Open run-1.h5")
+    assert page.locator("#rs-run-name textarea, #rs-run-name input").first.input_value() == "run-2"
     page.get_by_role("link", name="Open run-1.h5").click()
     wait_title(page, "rs-cut-map", "Encoder replay")
     page.wait_for_selector(".rs-verdict")
@@ -57,7 +62,17 @@ def test_a_sweep_from_an_empty_folder_to_its_verdict_and_one_that_is_cancelled(w
     page.wait_for_selector(".rs-progress")
     open_tab(page, "Cut × layer")
     drawn(page, "rs-cut-large")
+    page.reload()
     open_tab(page, "Run")
+    page.wait_for_selector(".rs-progress")
+    stranger = Watched(browser)
+    other = stranger.open(url)
+    open_tab(other, "Run")
+    wait_text(other, "#rs-run-progress", "1 run of other windows")
+    assert (
+        other.locator("#rs-run-cancel").is_disabled() and "run-2" not in other.locator("#rs-run-progress").inner_text()
+    )
+    stranger.close()
     page.locator("#rs-run-cancel").click()
     wait_text(page, "#rs-run-progress", "Cancelled")
     assert [path.name for path in root.iterdir()] == ["run-1.h5"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -24,6 +25,8 @@ _FIELDS = (
 _HEADS = {
     "waiting": "Waiting", "running": "Running", "done": "Done", "failed": "Could not run", "cancelled": "Cancelled",
 }  # fmt: skip
+_KEEP = "(id) => { sessionStorage.setItem('replayscope-job', id); }"
+_KEPT = "() => sessionStorage.getItem('replayscope-job') || ''"
 
 
 def place() -> dict[str, Component]:
@@ -61,8 +64,12 @@ def place() -> dict[str, Component]:
 
 
 def wire(blocks: gr.Blocks, parts: dict[str, Any], traces: Component, library: Library, jobs: Jobs) -> None:
-    """The events of the tab. The job is the visitor's own; only how many wait is said of others."""
-    mine, clock = gr.State(""), gr.Timer(0.5, active=False)
+    """The events of the tab. The job is the visitor's own; only how many wait is said of others.
+
+    Its id, which nobody can guess, is kept by the window that started it: a reload shows the job again, the address,
+    which may be mailed, does not hold it.
+    """
+    mine, clock = gr.Textbox(visible=False), gr.Timer(0.5, active=False)
     form = [parts[f"run_{field}"] for field in _FIELDS]
     shown = [mine, clock, parts["run_progress"], parts["run_cancel"], parts["run_name"], traces]
     quiet: dict[str, Any] = {
@@ -71,6 +78,10 @@ def wire(blocks: gr.Blocks, parts: dict[str, Any], traces: Component, library: L
         "concurrency_limit": 4,
         "preprocess": False,
     }
+
+    def opened(id_: object) -> list:
+        values = _shown(library, jobs, str(id_ or ""))
+        return [_models(library), *values[:4], free_name(library.root)]
 
     def start(asks: bool, before: str, *typed: Any) -> list:
         if (asked := jobs.get(before)) and asked.asks:
@@ -87,16 +98,16 @@ def wire(blocks: gr.Blocks, parts: dict[str, Any], traces: Component, library: L
         jobs.cancel(id_)
         return _shown(library, jobs, id_)
 
-    parts["run_go"].click(lambda *typed: start(False, *typed), [mine, *form], shown, **quiet)
-    parts["run_ask"].click(lambda *typed: start(True, *typed), [mine, *form], shown, **quiet)
+    for button, asks in (("run_go", False), ("run_ask", True)):
+        started = parts[button].click(partial(start, asks), [mine, *form], shown, **quiet)
+        started.then(None, mine, None, js=_KEEP)
     parts["run_cancel"].click(stop, mine, shown, **quiet)
     clock.tick(lambda id_: _shown(library, jobs, id_), mine, shown, **quiet)
     parts["run_sample"].input(
         lambda sample: gr.Textbox(visible=sample == OWN_TEXT), parts["run_sample"], parts["run_text"], **quiet
     )
     blocks.load(
-        lambda: [_models(library), free_name(library.root), idle(jobs.busy())], None,
-        [parts["run_model"], parts["run_name"], parts["run_progress"]], **quiet,
+        opened, mine, [parts["run_model"], *shown[:4], parts["run_name"]], js=_KEPT, **quiet,
     )  # fmt: skip
 
 
