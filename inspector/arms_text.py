@@ -3,6 +3,7 @@
 from typing import Any
 
 from replayscope.inspector.classes import RULES, dtype_of
+from replayscope.inspector.layer_kinds import by_kind, layer_kinds
 from replayscope.inspector.smooth import SmoothShare, smooth_shares
 from replayscope.inspector.verdict import ArmRow, Verdict, arm_table, is_judged, verdict
 from replayscope.traces.reader import TraceReader
@@ -15,7 +16,7 @@ _HEAD = ("arm", "runs", "vs oracle", "in exact", "floor", "window KV by layer", 
 
 def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
     """The table as text, the same as JSON data, and whether the verdict is good."""
-    judged = verdict(trace)
+    judged, kinds = verdict(trace), layer_kinds(trace.config)
     rows = arm_table(trace, judged=judged)
     tiny = _TINY.get(dtype_of(trace), 0.0)
     cells = [_HEAD, *(_cells(row, tiny) for row in rows)]
@@ -31,10 +32,13 @@ def arms_text(trace: TraceReader) -> tuple[str, dict[str, Any], bool]:
     lines.append("")
     lines.append(
         "window KV by layer, from layer 0: relative L2 in [H-W, H), the worst cut; 0 identical, ~ inside the floor"
-        + (", · a global layer" if "global" in trace.config.get("replayscope", {}).get("layers", ()) else "")
+        + (", · a global layer" if "global" in kinds else "")
     )
+    if len(set(kinds)) > 1:
+        lines.append("layers: " + "; ".join(f"{kind} {layers}" for kind, layers in by_kind(kinds).items()))
     smooth = smooth_shares(trace)
     data = {
+        "layer_kinds": list(kinds),
         "arms": [row.__dict__ for row in rows],
         "smooth": [s.__dict__ for s in smooth],
         "verdict": {

@@ -14,6 +14,7 @@ from replayscope.inspector import noise
 from replayscope.inspector.compared import Comparison, Row, lines, plain, tightest_limit
 from replayscope.inspector.errors import CompareError, UsageError
 from replayscope.inspector.first import Pair, find, ratios_of
+from replayscope.inspector.layer_kinds import layer_kinds
 from replayscope.inspector.metrics import METRICS, metric, metrics_of
 from replayscope.inspector.options import Result
 from replayscope.inspector.pairing import pairs_of, provenance_notes, same_model, states_by_run
@@ -50,7 +51,9 @@ def compare(
         json |= {"first": plain(asdict(found.first)) if found.first else None, "compared": found.compared}
     else:
         json |= {"rows": [plain(asdict(row)) for row in found.rows], "tightest": found.tightest}
-    return Result("\n".join(lines(found, reference.tokens.texts)), json, 0 if found.passed else 1)
+    return Result(
+        "\n".join(lines(found, reference.tokens.texts, layer_kinds(reference.config))), json, 0 if found.passed else 1
+    )
 
 
 def comparison(

@@ -7,6 +7,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from replayscope.inspector.first import First, told
+from replayscope.inspector.layer_kinds import kind_beside
 from replayscope.inspector.rowwise import Worst
 
 
@@ -57,18 +58,19 @@ class Comparison:
         return _summary(self.rows)
 
 
-def lines(found: Comparison, texts: Sequence[str]) -> list[str]:
-    """The table, or the first cell; then what would have passed, and the notes. texts: of the prompt's tokens."""
-    out = list(told(found.first, texts)) if found.first else []
+def lines(found: Comparison, texts: Sequence[str], kinds: Sequence[str] = ()) -> list[str]:
+    """The table, or the first cell; then what would have passed, and the notes. texts: of the prompt's tokens. kinds:
+    of the layers, where they are known."""
+    out = list(told(found.first, texts, kinds)) if found.first else []
     if found.compared and not found.first:
         out.append("no cell is over its threshold: {} rows at {} hook points compared".format(*found.compared))
     if found.rows:
-        out += _table(found.rows)
+        out += _table(found.rows, kinds)
     out += [f"tightest: --tol '{tolerance}'" for tolerance in found.tightest]
     return out + [f"note: {note}" for note in found.notes]
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
+def _table(rows: Sequence[Row], kinds: Sequence[str]) -> list[str]:
     with_floor = any(row.floor is not None for row in rows)
     floor_head = ("floor",) if with_floor else ()
     head = ("point", "run", "rows", "rel_l2", "max_abs", *floor_head, "worst at", "first", "second", "", "passes at")
@@ -84,7 +86,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
             channel = ",".join(map(str, row.worst.channel))
             worst = (f"{row.worst.position}[{channel}]", f"{row.worst.first:.6g}", f"{row.worst.second:.6g}")
         state = {True: "ok", False: "OVER", None: ""}[row.passed]
-        table.append((row.name, run, count, *numbers, *worst, state, row.tightest or "–"))
+        table.append((kind_beside(row.name, kinds), run, count, *numbers, *worst, state, row.tightest or "–"))
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from replayscope.inspector.layer_kinds import kind_beside
 from replayscope.inspector.metrics import METRICS, metric
 from replayscope.inspector.rowwise import Worst, worst_of
 from replayscope.traces.schema import RunInfo, State, Table, natural_key
@@ -96,13 +97,13 @@ def ratios_of(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(ratios) if all(isinstance(r, int) for r in ratios) else ()
 
 
-def told(cell: First, texts: Sequence[str]) -> Iterable[str]:
-    """Lines that name the cell, its value and both numbers of its worst element."""
+def told(cell: First, texts: Sequence[str], kinds: Sequence[str] = ()) -> Iterable[str]:
+    """Lines that name the cell, its value and both numbers of its worst element. kinds: of the layers, if known."""
     run = cell.first if cell.first == cell.second else f"{cell.first} | {cell.second}"
     where = f"position {cell.position}" if cell.entry is None else f"entry {cell.entry} (position {cell.position})"
     if 0 <= cell.position < len(texts):
         where += f", token {texts[cell.position][:40]!a}"
-    yield f"first cell over its threshold: {cell.name}, {where}, in {run}"
+    yield f"first cell over its threshold: {kind_beside(cell.name, kinds)}, {where}, in {run}"
     yield f"  {cell.metric} {cell.value:.3e} is over {cell.limit:.3e}"
     if cell.worst:
         channel = ",".join(map(str, cell.worst.channel))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from replayscope.inspector.layer_kinds import by_kind, layer_kinds
 from replayscope.inspector.options import Result
 from replayscope.traces.errors import TraceFormatError, TraceVersionError
 from replayscope.traces.reader import TraceReader
@@ -61,6 +62,7 @@ def summarise(trace: TraceReader) -> dict[str, Any]:
         "complete": trace.complete,
         "records": trace.records,
         "tokens": len(trace.tokens.ids),
+        "layer_kinds": list(layer_kinds(trace.config)),
         "arms": _arms(trace.runs),
         "divergence": {reference: trace.points(reference) for reference in trace.references()},
         "rows": {reference: points for reference in trace.references() if (points := trace.row_points(reference))},
@@ -86,6 +88,7 @@ def lines(data: Mapping[str, Any], verbose: bool = False) -> list[str]:
         replay = f", replay {_span(arm['replay'])}" if arm["replay"] else ""
         runs = "1 run" if arm["runs"] == 1 else f"{arm['runs']} runs"
         out.append(f"  {arm['arm']:<20} {arm['semantics']:<14} {runs}, {cuts}{replay}")
+    out += _section("layers", by_kind(data["layer_kinds"]))
     out += _section("divergence from", {name: ", ".join(points) for name, points in data["divergence"].items()})
     out += _section("row by row from", {name: ", ".join(points) for name, points in data["rows"].items()})
     out += _section("raw states", {name: f"runs {_span(runs)}" for name, runs in data["states"].items()})

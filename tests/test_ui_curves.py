@@ -47,7 +47,7 @@ def test_the_curve_of_a_layer_is_the_worst_cut_of_each_replay_length():
     assert [text for _, text in made.ticks] == ["8 = W", "16", "24"]
     first = made.curves[-1].hover[0]
     assert "R 8" in first and " rows, floor " in first and "above the noise" in first and "at cut " in first
-    assert len(made.rows) == 3 * 2 * len(worst) and made.names[:3] == ("replay", "layer", "cut")
+    assert len(made.rows) == 3 * 2 * len(worst) and made.names[:4] == ("replay", "layer", "layer_kind", "cut")
 
 
 @pytest.mark.parametrize(("factors", "below"), [((0.1, 0.01), None), ((1e-3, 1e-4), 16), ((1e-3, 1.0), None),
@@ -96,7 +96,7 @@ def test_healing_is_the_last_row_above_each_threshold():
     made = healing_chart(trace)
     thick = next(curve for curve in made.curves if curve.label == "below 0.001")
     assert thick.y.tolist() == [0, 0, 1, np.inf], "the 48th token is the last: it never healed"
-    said = {(cut, layer): tokens for cut, layer, t, tokens, _ in made.rows if t == 1e-3}
+    said = {(cut, layer): tokens for cut, layer, _, t, tokens, _ in made.rows if t == 1e-3}
     assert said[24, 3] == 7 and said[40, 3] == np.inf and said[40, 2] == 0
     assert "at 3 of 4 layers, and stays above it to the end at the others" in made.title
     assert "not in the suffix" in draw_curves(made).layout.yaxis.ticktext

@@ -67,6 +67,7 @@ def _numbers(library: Library, asked: Choice) -> dict[str, Any]:
     grid = chart.grid
     return {
         **chart.meta, "title": chart.title, "cuts": grid.start.tolist(), "layers": grid.rows,
+        "layer_kinds": list(chart.kinds),
         "value": _strict(grid.value), "floor": _strict(grid.floor), "rows": grid.n.tolist(),
         "class": grid.kind.tolist(), "must_be_exact": grid.exact.tolist(),
     }  # fmt: skip

@@ -28,7 +28,7 @@ def at_cut(trace: TraceReader, chart: MapChart, c: Choice) -> str:
     grid = chart.grid
     row, column = min(c.layer, grid.shape[0] - 1), int(np.searchsorted(grid.start, c.cut))
     run, found = chosen_run(trace, c), trace.table(c.reference, c.point)
-    where = f"H {count(c.cut)} · layer {grid.rows[row]}" if grid.shape[0] > 1 else f"H {count(c.cut)}"
+    where = f"H {count(c.cut)} · {escape(chart.row_name(row))}" if grid.shape[0] > 1 else f"H {count(c.cut)}"
     body = (
         _number(chart, row, column)
         + _facts(trace, found, grid, run, c, row, column)
@@ -48,7 +48,7 @@ def at_position(trace: TraceReader, chart: MapChart, c: Choice) -> str:
     first, last = int(grid.start[column]), int(grid.stop[column]) - 1
     place = f"position {count(first)}" if first == last else f"positions {count(first)} to {count(last)}"
     run, found = chosen_run(trace, c), trace.table(c.reference, c.point)
-    where = place + (f" · layer {grid.rows[row]}" if grid.shape[0] > 1 else "")
+    where = place + (f" · {escape(chart.row_name(row))}" if grid.shape[0] > 1 else "")
     side = "before the cut" if run.cut is not None and last < run.cut else "in the suffix"
     distance = f"{count(first - run.start)} behind the replay start"
     body = _number(chart, row, column) + _facts(trace, found, grid, run, c, row, column)

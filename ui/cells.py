@@ -10,6 +10,7 @@ import numpy as np
 from replayscope.inspector import verdict
 from replayscope.inspector.classes import downstream, headline, region_floor
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.layer_kinds import layer_kinds
 from replayscope.inspector.metrics import ENTERING, METRICS, metric, metrics_of
 from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
@@ -107,6 +108,12 @@ def regions(info: RunInfo, point: str, layers: int) -> Sequence[Sequence[Sequenc
 
 def row_labels(layers: int, point: str) -> list[str]:
     return [str(layer) for layer in range(layers)] if layers > 1 else [point]
+
+
+def row_kinds(trace: TraceReader, layers: int) -> tuple[str, ...]:
+    """What kind of layer each of so many rows is; empty where they are not the model's layers, or nobody knows."""
+    kinds = layer_kinds(trace.config)
+    return kinds if len(kinds) == layers > 1 else ()
 
 
 def row_grid(trace: TraceReader, info: RunInfo, point: str, metric_name: str, reference: str) -> Grid:

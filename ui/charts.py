@@ -19,6 +19,7 @@ from replayscope.ui.cells import (
     inside,
     regions,
     row_grid,
+    row_kinds,
     row_labels,
     settle,
 )  # fmt: skip
@@ -71,6 +72,7 @@ def cut_layer_chart(
         axis="cut H, tokens of cached prefix (one column per cut)" if one.has_cut else "the arm has no cut",
         marks=((float(past[0]), f"H > W = {count(window)}"),) if crosses else (),
         divider=_divider(trace, value.shape[0]),
+        kinds=row_kinds(trace, value.shape[0]),
     )
 
 
@@ -112,6 +114,7 @@ def position_layer_chart(
         cut=None if info.cut is None else float(info.cut),
         fine=4 * info.window if note == "one column per position" else None,
         divider=_divider(trace, layers),
+        kinds=row_kinds(trace, layers),
     )
 
 
@@ -157,6 +160,7 @@ def reach_chart(
         column="distance",
         marks=tuple((float(k * window), f"{k}W"[k == 1 :]) for k in (1, layers) if k * window < longest),
         divider=_divider(trace, layers),
+        kinds=row_kinds(trace, layers),
     )
 
 

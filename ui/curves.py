@@ -38,7 +38,7 @@ class CurveChart(Chart):
     """Curves with their axes.
 
     axis, label, unit: title of x; what y is, and its unit. log: y on a log axis with lanes, else linear around 0.
-    ticks: (place, text) on x, empty for plotly's own. span: where x begins and ends.
+    ticks: (place, text of one or more lines) on x, empty for plotly's own. span: where x begins and ends.
     marks: (x, label, strong) vertical lines. limits: (y, label) horizontal dashed lines.
     floor: (x, y) of the noise floor, drawn as a band from below. flips: (x, y, hover) of orange marks.
     infinite: what the lane above the axis is called. empty: what a figure without numbers says.
@@ -99,6 +99,10 @@ def draw_curves(chart: CurveChart, height: int = 420) -> go.Figure:
     return figure
 
 
+def _lines(text: str) -> str:
+    return "<br>".join(map(escape, text.split("\n")))
+
+
 def _said(chart: CurveChart, values: list[np.ndarray]) -> str:
     known = [v[~np.isnan(v)] for v in values]
     if not any(v.size for v in known):
@@ -134,7 +138,7 @@ def _flips(figure: go.Figure, chart: CurveChart, place) -> None:
 def _frame(figure: go.Figure, chart: CurveChart, axis: LogAxis) -> None:
     figure.update_xaxes(title_text=escape(chart.axis), range=list(chart.span), tickangle=0)
     if chart.ticks:
-        figure.update_xaxes(tickvals=[p for p, _ in chart.ticks], ticktext=[escape(t) for _, t in chart.ticks])
+        figure.update_xaxes(tickvals=[p for p, _ in chart.ticks], ticktext=[_lines(t) for _, t in chart.ticks])
     name = f"{chart.label}, {chart.unit}" if chart.unit else chart.label
     figure.update_yaxes(title_text=escape(name), showgrid=True, gridcolor=LIGHT.line, gridwidth=1)
     if chart.log:

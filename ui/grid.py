@@ -108,7 +108,7 @@ class MapChart(Chart):
     outline: per row the token intervals [a, b) of the exact region; None takes it from `grid.exact`, cell by cell.
     marks: (position in tokens, label) of vertical lines that lie before that token; the one at `cut` is the strongest.
     divider: (row, label), a line under that row, where the decoder half begins, or the cut where rows are positions.
-    row: what a row is called.
+    row: what a row is called. kinds: what kind of layer each row is, empty where rows are no layers or nobody knows.
     fine: a long axis is drawn column by column this far, and merged to half as many columns beyond it.
     """
 
@@ -117,11 +117,16 @@ class MapChart(Chart):
     axis: str = ""
     column: str = "H"
     row: str = "layer"
+    kinds: tuple[str, ...] = ()
     outline: tuple[tuple[tuple[float, float], ...], ...] | None = None
     marks: tuple[tuple[float, str], ...] = ()
     cut: float | None = None
     divider: tuple[int, str] | None = None
     fine: int | None = None
+
+    def row_name(self, row: int) -> str:
+        """What a row is called in a sentence: `layer 6, window`."""
+        return f"{self.row} {self.grid.rows[row]}" + (f", {self.kinds[row]}" if self.kinds else "")
 
     def edge(self, token: float) -> float:
         """Where a token begins on the axis, in columns from the left edge; inside a wide column it is interpolated."""

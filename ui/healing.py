@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.layer_kinds import named
 from replayscope.traces import TraceReader
 from replayscope.traces.schema import THRESHOLDS, RunInfo, kind_of
-from replayscope.ui.cells import checked_table
+from replayscope.ui.cells import checked_table, row_kinds
 from replayscope.ui.curves import Curve, CurveChart
 from replayscope.ui.series import Series, pick
 from replayscope.ui.states import NotRecorded
@@ -15,6 +16,7 @@ from replayscope.ui.theme import LIGHT, count, number, plural
 from replayscope.ui.words import POINT_WORDS, against, arm_words, context, suffix_and_design
 
 _NEVER = "not in the suffix"
+_MOST_KINDS = 12  # labels of layer kinds that fit side by side
 # Decades above the threshold that are drawn too, the larger errors darker.
 DECADES = {2: LIGHT.magnitude[4], 1: LIGHT.magnitude[3], 0: LIGHT.ink, -1: LIGHT.magnitude[2]}
 
@@ -53,6 +55,7 @@ def healing_chart(
     across = distance.shape[1]
     cuts = [run.cut or 0 for run in runs]
     texts = [count(c) for c in cuts] if by_cut else [str(layer) for layer in range(across)]
+    kinds = row_kinds(trace, across) if not by_cut else ()
     suffix, design = suffix_and_design(trace, one)
     scope = "" if by_cut else f", worst of {plural(len(runs), 'cut')}"
     return CurveChart(
@@ -65,17 +68,17 @@ def healing_chart(
             "region": "suffix", "reference": reference, "threshold": threshold, "tokens": len(trace.tokens.ids),
             "window": one.runs[0].window,
         },
-        curves=_curves(distance, at, texts, cuts, by_cut),
+        curves=_curves(distance, at, texts if by_cut else [named(text, kinds) for text in texts], cuts, by_cut),
         axis="cut H, tokens of cached prefix (one step per cut)" if by_cut else "layer",
         label="tokens after the cut",
         infinite=_NEVER,
-        ticks=_ticks(texts),
+        ticks=_ticks(texts, kinds),
         span=(-0.3, max(across, 1) - 0.7),
         limits=((float(one.runs[0].window), f"W = {count(one.runs[0].window)}"),),
         empty="nothing computed here",
-        names=("cut", "layer", "threshold", "tokens_after_cut", "rows"),
+        names=("cut", "layer", "layer_kind", "threshold", "tokens_after_cut", "rows"),
         rows=[
-            [cuts[r], point if by_cut else layer, t, float(d), int(n[r, layer])]
+            [cuts[r], point if by_cut else layer, kinds[layer] if kinds else "", t, float(d), int(n[r, layer])]
             for r in range(len(runs)) for layer in range(n.shape[1]) for k, t in enumerate(THRESHOLDS)
             for d in (distance[0, r, k] if by_cut else distance[r, layer, k],) if n[r, layer] > 0
         ],
@@ -140,6 +143,11 @@ def _title(one: Series, point: str, distance: np.ndarray, threshold: float, by_c
     return f"{head} {far}{where}"
 
 
-def _ticks(texts: list[str]) -> tuple[tuple[float, str], ...]:
+def _ticks(texts: list[str], kinds: tuple[str, ...]) -> tuple[tuple[float, str], ...]:
+    """Places and texts on x; a layer's kind stands below its number where one begins, as long as they do not touch."""
+    begins = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+    if 1 < len(begins) <= _MOST_KINDS:
+        texts = [f"{text}\n{kinds[i]}" if i in begins else text for i, text in enumerate(texts)]
     step = max(1, -(-len(texts) // 24))
-    return tuple((float(i), text) for i, text in enumerate(texts) if i % step == 0 or i == len(texts) - 1)
+    shown = {*range(0, len(texts), step), len(texts) - 1, *(begins if len(begins) <= _MOST_KINDS else ())}
+    return tuple((float(i), texts[i]) for i in sorted(shown))

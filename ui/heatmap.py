@@ -127,11 +127,24 @@ def _axes(figure: go.Figure, chart: MapChart) -> None:
     shown = list(range(rows - 1, -1, -step))
     figure.update_yaxes(
         title_text=escape(chart.row) if rows > 1 else "", range=[-0.5, max(rows, 1) - 0.5], tickvals=shown,
-        ticktext=[escape(grid.rows[r]) for r in shown],
+        ticktext=[escape(text) for text in _row_ticks(chart, shown)],
     )  # fmt: skip
     figure.update_layout(
         barmode="overlay", bargap=0, legend={"itemclick": False, "itemdoubleclick": False, "itemsizing": "trace"}
     )
+
+
+def _row_ticks(chart: MapChart, shown: list[int]) -> list[str]:
+    """What stands beside the rows that have a tick, from the top. A layer's kind is written where one begins: a tick
+    without it is of the same kind as all rows down to the tick below."""
+    texts = [chart.grid.rows[row] for row in shown]
+    if len(set(chart.kinds)) < 2:
+        return texts
+    for i, row in enumerate(shown):
+        below = shown[i + 1] if row != shown[-1] else None
+        if below is None or len(set(chart.kinds[below : row + 1])) > 1:
+            texts[i] += f" {chart.kinds[row]}"
+    return texts
 
 
 def _ticks(chart: MapChart) -> list[tuple[float, str]]:
@@ -162,8 +175,8 @@ def _hover(chart: MapChart) -> np.ndarray:
     ]  # fmt: skip
     floors = {v: "unknown" if math.isnan(v) else number(v) for v in set(grid.floor.ravel().tolist())}
     text = np.empty(grid.shape, dtype=object)
-    for r, row in enumerate(grid.rows):
-        where = f", {chart.row} {escape(row)}<br>"
+    for r in range(len(grid.rows)):
+        where = f", {escape(chart.row_name(r))}<br>"
         values, floor, n, exact = (side[r].tolist() for side in (grid.value, grid.floor, grid.n, grid.exact))
         for c, kind in enumerate(grid.kind[r].tolist()):
             head = heads[c] + where

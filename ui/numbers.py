@@ -43,14 +43,16 @@ def _map_columns(one: MapChart) -> tuple[list[str], list[list]]:
     grid = one.grid
     alone = one.column in ("H", "channel")
     place = ["cut" if one.column == "H" else one.column] if alone else [f"{one.column}_first", f"{one.column}_last"]
-    names = [*place, one.row, "value", "rows", "floor", "class", "must_be_exact"]
+    kind = ["layer_kind"] if one.row == "layer" else []
+    names = [*place, one.row, *kind, "value", "rows", "floor", "class", "must_be_exact"]
     rows = []
     for c, (a, b) in enumerate(zip(grid.start, grid.stop, strict=True)):
         where = [int(a)] if alone else [int(a), int(b) - 1]
         for r, label in enumerate(grid.rows):
             plain = label.replace(",", "")
+            said = [one.kinds[r] if one.kinds else ""] if kind else []
             rows.append([
-                *where, int(plain) if plain.isdecimal() else label, float(grid.value[r, c]), int(grid.n[r, c]),
+                *where, int(plain) if plain.isdecimal() else label, *said, float(grid.value[r, c]), int(grid.n[r, c]),
                 float(grid.floor[r, c]), str(grid.kind[r, c]), bool(grid.exact[r, c]),
             ])  # fmt: skip
     return names, rows

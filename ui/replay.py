@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from replayscope.inspector.classes import region_floor
+from replayscope.inspector.layer_kinds import named
 from replayscope.inspector.metrics import METRICS, metric, metrics_of
 from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
-from replayscope.ui.cells import checked_table, row_labels
+from replayscope.ui.cells import checked_table, row_kinds, row_labels
 from replayscope.ui.curves import Curve, CurveChart, layer_colours
 from replayscope.ui.series import Series, pick, series
 from replayscope.ui.states import NotRecorded
@@ -61,6 +62,8 @@ def replay_chart(
         (float(p), f"{count(r)}{' = W' if r == head.runs[0].window else ''}") for p, r in zip(x, replays, strict=True)
     )
     suffix, design = suffix_and_design(trace, head)
+    labels, kinds = row_labels(cells.shape[2], point), row_kinds(trace, cells.shape[2])
+    names = [f"layer {named(name, kinds)}" for name in labels] if len(labels) > 1 else labels
     return CurveChart(
         title=_title(head, point, whole, replays, below, threshold, unit),
         sentence=f"{metric_words(metric_name)} of the {POINT_WORDS[point]} in {REGION_WORDS.get(bucket, bucket)} "
@@ -73,7 +76,7 @@ def replay_chart(
             "reference": reference, "threshold": threshold, "below_from": below,
             "tokens": len(trace.tokens.ids), "window": head.runs[0].window,
         },
-        curves=_curves(x, replays, cuts, cells, worst, whole, n, floor, point, metric_words(metric_name), unit),
+        curves=_curves(x, replays, cuts, cells, worst, whole, n, floor, names, metric_words(metric_name), unit),
         axis="replay length R, tokens (each recorded length marked)",
         label=metric_words(metric_name),
         unit=unit,
@@ -82,11 +85,11 @@ def replay_chart(
         limits=((threshold, f"threshold {number(threshold)}"),),
         marks=((float(np.log2(below)), f"below it from R = {count(below)} on", True),) if below else (),
         floor=(np.r_[_span(x)[0], x, _span(x)[1]], _ends(np.fmax.reduce(floor, axis=(1, 2)))),
-        names=("replay", "layer", "cut", "value", "rows", "floor"),
+        names=("replay", "layer", "layer_kind", "cut", "value", "rows", "floor"),
         rows=[
-            [replays[r], int(layer) if layer.isdecimal() else layer, cuts[c], float(cells[r, c, i]), int(n[r, c, i]),
-             float(floor[r, c, i])]
-            for r in range(len(replays)) for i, layer in enumerate(row_labels(cells.shape[2], point))
+            [replays[r], int(layer) if layer.isdecimal() else layer, kinds[i] if kinds else "", cuts[c],
+             float(cells[r, c, i]), int(n[r, c, i]), float(floor[r, c, i])]
+            for r in range(len(replays)) for i, layer in enumerate(labels)
             for c in range(len(cuts))
         ],
         columns=tuple(replays),
@@ -127,10 +130,10 @@ def _below(replays: list[int], worst: np.ndarray, threshold: float) -> int | Non
 
 def _curves(
     x: np.ndarray, replays: list[int], cuts: list[int], cells: np.ndarray, worst: np.ndarray, whole: np.ndarray,
-    n: np.ndarray, floor: np.ndarray, point: str, label: str, unit: str,
+    n: np.ndarray, floor: np.ndarray, names: list[str], label: str, unit: str,
 ) -> tuple[Curve, ...]:  # fmt: skip
     layers = worst.shape[1]
-    colours, names = layer_colours(layers), row_labels(layers, point)
+    colours = layer_colours(layers)
     seen: set[str] = set()
     curves = []
     at = np.nan_to_num(cells, nan=-1.0).argmax(axis=1)  # [R, layer]
@@ -138,7 +141,7 @@ def _curves(
     def said(r: int, i: int) -> str:
         c = int(at[r, i])
         return (
-            f"<b>R {count(replays[r])}</b> · {'layer ' if layers > 1 else ''}{names[i]}<br>{label} "
+            f"<b>R {count(replays[r])}</b> · {names[i]}<br>{label} "
             f"<b>{number(float(worst[r, i]), 3)}{f' {unit}' if unit else ''}</b> at cut {count(cuts[c])}<br>"
             f"{count(n[r, c, i])} rows, {size_words(float(worst[r, i]), float(floor[r, c, i]))}"
         )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from replayscope.inspector import verdict
+from replayscope.inspector.layer_kinds import layer_kinds, named
 from replayscope.traces import TraceReader
 from replayscope.ui.flips import Flip
 from replayscope.ui.series import series
@@ -33,20 +34,21 @@ def arms(trace: TraceReader) -> str:
     )  # fmt: skip
     rows = []
     order = [(one.arm, one.semantics, one.replay) for one in series(trace.runs)]
+    kinds = layer_kinds(trace.config)
     table = sorted(verdict.arm_table(trace), key=lambda arm: order.index((arm.arm, arm.semantics, arm.replay)))
     for arm in table:
         name = arm.arm + ("" if arm.replay is None or arm.arm == "hit" else f" · R {count(arm.replay)}")
         bug = "bug" if arm.bugs else ""
         rows.append([
             (escape(name), ""), (count(len(arm.runs)), ""), _cell(arm.oracle, bug), _cell(arm.exact, ""),
-            _cell(arm.floor, "dim"), (_strip(arm.window, arm.floor), ""), _cell(arm.kl_max, ""),
+            _cell(arm.floor, "dim"), (_strip(arm.window, arm.floor, kinds), ""), _cell(arm.kl_max, ""),
             _count(arm.top1, "flip"), _count(arm.changed, ""), (count(arm.replayed), ""),
             (count(arm.cached), ""), (count(arm.fresh), ""),
         ])  # fmt: skip
     return html_table(head, rows)
 
 
-def _strip(window: Sequence[float | None], floor: float | None) -> str:
+def _strip(window: Sequence[float | None], floor: float | None, kinds: Sequence[str]) -> str:
     """The window KV as one small cell per layer, in the colours of the maps over four decades up to 1."""
     cells = []
     for layer, value in enumerate(window):
@@ -57,7 +59,7 @@ def _strip(window: Sequence[float | None], floor: float | None) -> str:
         else:
             step = int(np.clip((np.log10(value) + 4) * 1.5, 0, 5.999)) if np.isfinite(value) else 5
             tone, said = "noise" if floor is not None and value <= floor else f"m{step}", number(value)
-        cells.append(f'<i class="{tone}" title="layer {layer}: {said}"></i>')
+        cells.append(f'<i class="{tone}" title="layer {named(layer, kinds)}: {said}"></i>')
     return f'<span class="rs-strip">{"".join(cells)}</span>' if cells else "–"
 
 

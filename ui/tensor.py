@@ -9,6 +9,7 @@ import numpy as np
 
 from replayscope.inspector import verdict
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.layer_kinds import layer_kinds
 from replayscope.inspector.metrics import metrics_of
 from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
@@ -83,6 +84,9 @@ def tensor_chart(
             labels, row, level = [count(p) for p in around], "position", "rows"
             exact = [_in(regions(info, point, len(info.exact_in)), layer, int(p)) for p in around]
     made = _panels(trace, info, point, layer, arm_cells, ref_cells, labels, row, np.array(exact, bool))
+    kinds = layer_kinds(trace.config)
+    if level == "layers" and max(names) < len(kinds):
+        made = {n: replace(p, kinds=tuple(kinds[i] for i in names)) for n, p in made.items()}
     if row == "position" and info.cut is not None:
         before = sum(int(label.replace(",", "")) < info.cut for label in labels)
         made = {n: replace(p, divider=(before, f"cut H {count(info.cut)}")) for n, p in made.items()}
