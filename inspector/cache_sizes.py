@@ -1,11 +1,13 @@
 """What a model caches, from its config alone: bytes of an entry, of a window slot, of entries that are still open.
 
-The bytes are those of the serving formats, also for a config whose own states are wider: global KV e2m1 with one e4m3
-scale per 16 channels, index keys e2m1 with one ue8m0 scale per 32, window KV e4m3 with one ue8m0 per 32. No torch.
+The bytes of V4.1 are those of the serving formats, also for a config whose own states are wider: global KV e2m1 with
+one e4m3 scale per 16 channels, index keys e2m1 with one ue8m0 scale per 32, window KV e4m3 with one ue8m0 per 32. Those
+of Hugging Face models are keys and values in the checkpoint's dtype. No torch.
 """
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from importlib.resources import files
@@ -15,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.geometry import window_layers
 from replayscope.inspector.names import unknown
 from replayscope.model.config import ModelConfig
+from replayscope.model.hf_config import HFConfig, is_hf
 
 _FP32 = 4
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -43,20 +48,34 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Cache:
-    """main, index, slot: bytes of an entry's KV, of its index key, and of one token's window KV in one layer.
-
-    encoder: layers below the last kv source, or None where there is no decoder half. origin: where the sizes are from.
-    """
+class Windows:
+    """Layers with window KV of their own, and what one token takes in each."""
 
     layers: int
+    slot: Size
+
+
+@dataclass(frozen=True)
+class Cache:
+    """main, index: bytes of an entry's KV and of its index key, None where entries are a token's keys and values.
+
+    encoder: layers below the last kv source, or None where there is no decoder half. shared: layers that read another
+    layer's KV and keep none. origin: where the sizes are from.
+    """
+
     encoder: int | None
     window: int
-    main: Size
-    index: Size
-    slot: Size
+    main: Size | None
+    index: Size | None
+    windows: tuple[Windows, ...]
     sources: tuple[Sources, ...]
     origin: str
+    shared: int = 0
+
+    @property
+    def layers(self) -> int:
+        """Layers with window KV of their own."""
+        return sum(w.layers for w in self.windows)
 
     @property
     def per_token(self) -> Fraction:
@@ -66,7 +85,7 @@ class Cache:
     @property
     def window_bytes(self) -> int:
         """Window KV of one request."""
-        return self.layers * self.window * self.slot.bytes
+        return sum(w.layers * self.window * w.slot.bytes for w in self.windows)
 
     @property
     def open_bytes(self) -> int:
@@ -107,20 +126,28 @@ class V4Config:
         return cls(**{**values, "compress_ratios": tuple(raw["compress_ratios"][: raw["num_hidden_layers"]])})
 
 
+Config = ModelConfig | V4Config | HFConfig
+
+
 def presets() -> dict[str, Traversable]:
     """Configs inside the package: name → file. `v41-flash` and `v4-flash` come without weights."""
     found = [file for file in files("replayscope.model").iterdir() if file.name.endswith(".json")]
     return {file.name.removesuffix(".json").replace("_", "-"): file for file in sorted(found, key=lambda f: f.name)}
 
 
-def load_config(model: str) -> ModelConfig | V4Config:
-    """The config of a preset, or of a folder with a config.json. Raises UsageError with one line."""
+def load_config(model: str) -> Config:
+    """The config of a preset, of a folder with a config.json, or of an id on the Hugging Face hub. Raises UsageError
+    with one line."""
     known = presets()
     file = known.get(model) or Path(model) / "config.json"
+    if model not in known and is_hf(model) and not _is_v4(file):
+        return _load_hf(model)
     if model not in known and not file.is_file():
         if Path(model).is_dir():
             raise UsageError(f"{model} has no config.json; give a folder that has one, or a preset")
-        raise unknown("model", model, list(known), shown=f"{', '.join(known)}, or a folder with a config.json")
+        raise unknown(
+            "model", model, list(known), shown=f"{', '.join(known)}, a folder with a config.json, or OWNER/NAME"
+        )
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
         return V4Config.from_dict(raw) if raw.get("model_type") == "deepseek_v4" else ModelConfig.from_dict(raw)
@@ -128,8 +155,27 @@ def load_config(model: str) -> ModelConfig | V4Config:
         raise UsageError(f"{file} is no config that can be used: {error}") from error
 
 
-def cache_of(config: ModelConfig | V4Config) -> Cache:
+def _is_v4(file: Traversable) -> bool:
+    return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("model_type") == "deepseek_v4"
+
+
+def _load_hf(model: str) -> HFConfig:
+    """Through transformers, since its classes know what a config.json leaves out."""
+    try:
+        from replayscope.model import hf
+    except ImportError as error:
+        raise UsageError(f"{model} needs {error.name}: pip install 'replayscope[hf]'") from error
+    hf.say_less(0)
+    try:
+        return hf.read_config(model)[1]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def cache_of(config: Config) -> Cache:
     """The cache that follows from a config."""
+    if isinstance(config, HFConfig):
+        return _hf_cache(config)
     return _v4_cache(config) if isinstance(config, V4Config) else _v41_cache(config)
 
 
@@ -141,12 +187,11 @@ def _v41_cache(c: ModelConfig) -> Cache:
     state = {1: Size(0, "0"), 2: Size(2 * D * _FP32, f"({D} + {D})·{_FP32}")}
     ratios = sorted((c.compress_ratios[l] for l in c.kv_source_layer_ids), reverse=True)
     return Cache(
-        layers=c.num_hidden_layers,
         encoder=c.decoder_start if c.kv_source_layer_ids else None,
         window=c.sliding_window,
         main=main,
         index=index,
-        slot=scaled(D, 8, 32),
+        windows=(Windows(c.num_hidden_layers, scaled(D, 8, 32)),),
         sources=tuple(Sources(len(list(same)), r, entry, state[r]) for r, same in groupby(ratios)),
         origin="config; published formats",
     )
@@ -169,14 +214,35 @@ def _v4_cache(c: V4Config) -> Cache:
     }
     counts = {ratio: c.compress_ratios.count(ratio) for ratio in (4, 128)}
     return Cache(
-        layers=c.num_hidden_layers,
         encoder=None,
         window=c.sliding_window,
         main=main,
         index=index,
-        slot=main,
+        windows=(Windows(c.num_hidden_layers, main),),
         sources=tuple(Sources(n, ratio, entries[ratio], states[ratio]) for ratio, n in counts.items() if n),
         origin="config; formats assumed (vLLM, FP4 index)",
+    )
+
+
+def _hf_cache(c: HFConfig) -> Cache:
+    width = _BYTES.get(c.dtype, 2)
+
+    def groups(layers: Iterable[int]) -> list[tuple[int, Size]]:
+        """How many of the layers keep KV of which size."""
+        return [
+            (len(list(same)), Size(width * heads * (dk + dv), f"{width}·{heads}·({dk} + {dv})"))
+            for (heads, dk, dv), same in groupby(sorted(c.kv_sizes[l] for l in layers))
+        ]
+
+    return Cache(
+        encoder=None,
+        window=c.sliding_window,
+        main=None,
+        index=None,
+        windows=tuple(Windows(n, size) for n, size in groups(window_layers(c))),
+        sources=tuple(Sources(n, 1, size, Size(0, "0")) for n, size in groups(c.kv_source_layer_ids)),
+        origin="config" if c.dtype in _BYTES else "config; 2 bytes a number assumed",
+        shared=sum(source != l for l, source in enumerate(c.sources)),
     )
 
 

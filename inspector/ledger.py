@@ -10,7 +10,8 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from replayscope.inspector.cache_sizes import Cache, V4Config, cache_of, load_config
+from replayscope.inspector.cache_sizes import Cache, Config, cache_of, load_config
+from replayscope.inspector.engines import ENGINES, granularity, page_hit, replay_start
 from replayscope.model.config import ModelConfig
 from replayscope.model.shapes import FORMATS, PARTS, expected_shapes, part_of, stored
 
@@ -70,10 +71,11 @@ def paged_replay(layers: int, window: int, page: int) -> int:
     return math.ceil((math.ceil(window / page) * page + (layers - 1) * window) / page) * page
 
 
-def ledger(config: ModelConfig | V4Config, inputs: Inputs) -> list[Figure]:
+def ledger(config: Config, inputs: Inputs) -> list[Figure]:
     """All figures, section by section."""
     cache = cache_of(config)
     figures = [*_cache_figures(cache), *_memory_figures(cache, inputs), *_replay_figures(cache, inputs)]
+    figures += _hit_figures(cache, inputs)
     if isinstance(config, ModelConfig):
         figures += weight_figures(config)
     # The factor was published for V4.1-Flash only; for another model it has to be typed.
@@ -87,25 +89,40 @@ def _cache_figures(cache: Cache) -> list[Figure]:
     def add(key: str, name: str, value: int | Fraction, formula: str, unit: str = "B") -> None:
         out.append(Figure("cache", key, name, value, unit, formula, cache.origin))
 
-    layers, W, slot = cache.layers, cache.window, cache.slot
-    add("main", "global KV of an entry", cache.main.bytes, cache.main.formula)
-    add("index", "index key of an entry", cache.index.bytes, cache.index.formula)
-    for s in cache.sources:
-        add(f"entry_{s.ratio}", f"entry of {s.ratio} token{'s' * (s.ratio > 1)}", s.entry.bytes, s.entry.formula)
+    W = cache.window
+    if cache.main is not None and cache.index is not None:
+        add("main", "global KV of an entry", cache.main.bytes, cache.main.formula)
+        add("index", "index key of an entry", cache.index.bytes, cache.index.formula)
+        for s in cache.sources:
+            add(f"entry_{s.ratio}", f"entry of {s.ratio} token{'s' * (s.ratio > 1)}", s.entry.bytes, s.entry.formula)
+    else:
+        kinds = ("window", cache.layers), ("global", sum(s.layers for s in cache.sources)), ("shared", cache.shared)
+        for kind, n in kinds:
+            name = "layers that read another's KV" if kind == "shared" else f"{kind} layers with KV of their own"
+            add(f"{kind}_layers", name, n, f"{n}", "layers")
+        for i, s in enumerate(cache.sources):
+            name = f"global KV of a token in each of {s.layers} layers"
+            add(f"entry_1{f'_{i}' * (i > 0)}", name, s.entry.bytes, s.entry.formula)
     rates = _sum(f"{_times(s.layers, s.entry.bytes)}{f'/{s.ratio}' * (s.ratio > 1)}" for s in cache.sources)
     add("global_token", "global KV per token", cache.per_token, rates)
     for name in COMPARED:
         other = cache_of(load_config(name))
-        if other.per_token != cache.per_token:
+        if other.per_token != cache.per_token > 0:
             times, formula = cache.per_token / other.per_token, f"({rates})/{_number(other.per_token)}"
             # The less certain of the two origins is the ratio's.
             origin = cache.origin if "assumed" in cache.origin else other.origin
             out.append(Figure("cache", f"against_{name}", f"against {name}", times, "×", formula, origin))
-    add("slot", "window KV of a token in a layer", slot.bytes, slot.formula)
-    add("window_request", "window KV per request", cache.window_bytes, f"{layers}·{W}·{slot.bytes}")
+    for i, w in enumerate(cache.windows):
+        name = f"window KV of a token in {'a layer' if len(cache.windows) == 1 else f'each of {w.layers} layers'}"
+        add(f"slot{f'_{i}' * (i > 0)}", name, w.slot.bytes, w.slot.formula)
+    formula = _sum(f"{w.layers}·{W}·{w.slot.bytes}" for w in cache.windows)
+    add("window_request", "window KV per request", cache.window_bytes, formula)
     if cache.encoder is not None:
-        for half, n in (("encoder", cache.encoder), ("decoder", layers - cache.encoder)):
-            add(f"window_{half}", f"of it the {half} half", n * W * slot.bytes, f"{n}·{W}·{slot.bytes}")
+        slot = cache.windows[0].slot.bytes
+        for half, n in (("encoder", cache.encoder), ("decoder", cache.layers - cache.encoder)):
+            add(f"window_{half}", f"of it the {half} half", n * W * slot, f"{n}·{W}·{slot}")
+    if cache.main is None:
+        return out
     states = _sum(_times(s.layers, s.state.formula) for s in cache.sources if s.state.bytes)
     add("open_request", "open entries per request", cache.open_bytes, states)
     return out
@@ -117,12 +134,17 @@ def _memory_figures(cache: Cache, inputs: Inputs) -> list[Figure]:
     entries = _sum(
         f"{_times(s.layers, s.entry.bytes)}·{f'floor({T}/{s.ratio})' if s.ratio > 1 else T}" for s in cache.sources
     )
+    kept = [
+        ("global_contexts", "global KV of all contexts", one),
+        ("window_contexts", "window KV of all contexts", window),
+    ]
+    if cache.main is not None:
+        kept.append(("open_contexts", "open entries of all contexts", state))
+    together = " + ".join(f"{C * size}" for _, _, size in kept)
     lines = [
         ("global_context", "global KV of one context", one, entries),
-        ("global_contexts", "global KV of all contexts", C * one, f"{C}·{one}"),
-        ("window_contexts", "window KV of all contexts", C * window, f"{C}·{window}"),
-        ("open_contexts", "open entries of all contexts", C * state, f"{C}·{state}"),
-        ("memory", "together", C * (one + window + state), f"{C * one} + {C * window} + {C * state}"),
+        *((key, name, C * size, f"{C}·{size}") for key, name, size in kept),
+        ("memory", "together", C * sum(size for _, _, size in kept), together),
     ]
     section = f"memory of {T:,} tokens × {C:,} contexts"
     return [Figure(section, key, name, value, "B", formula, cache.origin) for key, name, value, formula in lines]
@@ -165,6 +187,22 @@ def _replay_figures(cache: Cache, inputs: Inputs) -> list[Figure]:
                 formula = f"ceil((ceil({W}/{page})·{page} + ({n} - 1)·{W})/{page})·{page}"
                 label = f"in pages of {page}: {name}"
                 add(f"pages_{page}_{key}", label, paged_replay(n, W, page), formula, "config; sglang's rule")
+    return out
+
+
+def _hit_figures(cache: Cache, inputs: Inputs) -> list[Figure]:
+    """What each implementation's rule runs of a context that is cached whole and asked again: H is the longest hit that
+    it admits, rows max(0, H - R) … T run, all layers of them where nothing trims the decoder half."""
+    out, T = [], inputs.tokens
+    section = f"rows of {T:,} cached tokens that run again"
+    for R in inputs.replay or (cache.window,):
+        for name, rules in ENGINES.items():
+            step = granularity(name)
+            start, _ = replay_start(name, page_hit(T, step), R)
+            label = f"{name}, R = {R}"
+            formula = f"{T} - max(0, floor(({T} - 1)/{step})·{step} - {R})"
+            source = f"config; {rules.sources['cuts']}"
+            out.append(Figure(section, f"again_{name}_{R}", label, T - start, "rows", formula, source))
     return out
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ _REFUSED = {
     "window_attention": "windows that do not slide",
     "reference_sliding_attention": "a window that slides over generated tokens only",
 }
+# Models whose code, and not their config, gives window layers more KV heads: how many times num_key_value_heads.
+_MORE_HEADS = {"mimo_v2_flash": 2}
 # Keys of configs that have state-space or recurrent layers and name no layer types.
 _STATE_SPACE = ("block_types", "layers_block_type", "hybrid_override_pattern", "mamba_d_state", "ssm_state_size",
                 "state_size", "attention_window_size")  # fmt: skip
@@ -51,7 +53,8 @@ class HFConfig:
 
     layer_types[l]: ``sliding_attention`` or ``full_attention``. sources[l]: the layer whose KV layer l reads.
     router_layers: layers with experts; ffn_layers: layers whose feed-forward is a module of its own (None: all).
-    kv_numbers: of a token's keys and values in a layer. raw: the whole config as plain JSON.
+    kv_sizes[l]: KV heads of layer l, and the numbers of a key and of a value of one head. dtype: of the checkpoint, as
+    ``bfloat16``, empty where the config does not say. raw: the whole config as plain JSON.
     """
 
     model_type: str
@@ -63,7 +66,8 @@ class HFConfig:
     max_position_embeddings: int
     router_layers: tuple[int, ...] = ()
     ffn_layers: tuple[int, ...] | None = None
-    kv_numbers: int = 0
+    kv_sizes: tuple[tuple[int, int, int], ...] = ()
+    dtype: str = ""
     raw: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +103,15 @@ class HFConfig:
         """A router cannot be overruled: what it weighs its experts by is its own."""
         return False
 
+    def first(self, layers: int) -> "HFConfig":
+        """The same with its first so many layers only."""
+        if layers > self.num_hidden_layers:
+            raise UnmappedError(f"it has {self.num_hidden_layers} layers, not {layers}")
+        if WINDOW not in self.layer_types[:layers]:
+            raise UnmappedError(f"its first sliding-window layer is {self.layer_types.index(WINDOW)}: keep more layers")
+        cut = {name: getattr(self, name)[:layers] for name in ("layer_types", "sources", "kv_sizes")}
+        return replace(self, **cut)
+
     def kv_source(self, layer: int) -> int | None:
         return self.sources[layer] if self.layer_types[layer] == GLOBAL else None
 
@@ -122,7 +135,7 @@ class HFConfig:
 
     def numbers(self, point: str) -> int:
         experts = self.raw.get("text_config", self.raw).get("num_experts_per_tok") or 8
-        kv = self.kv_numbers
+        kv = max((heads * (dk + dv) for heads, dk, dv in self.kv_sizes), default=0)
         sizes = {"window_kv": kv, "global_kv": kv, "router": experts, "logits": self.vocab_size}
         return sizes.get(point, self.hidden_size)
 
@@ -158,7 +171,11 @@ def map_config(config: Any) -> HFConfig:
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         max_position_embeddings=getattr(text, "max_position_embeddings", None) or 1 << 31,
-        kv_numbers=max(_kv_numbers(_of_layer(text, l)) for l in range(len(types))),
+        kv_sizes=tuple(
+            _kv_sizes(_of_layer(text, l), _MORE_HEADS.get(name, 1) if kind == WINDOW else 1)
+            for l, kind in enumerate(types)
+        ),
+        dtype=str(getattr(text, "dtype", None) or getattr(config, "dtype", None) or "").removeprefix("torch."),
         raw=_plain(config.to_dict()),
     )
 
@@ -179,11 +196,13 @@ def _window(name: str, text: Any, types: tuple[str, ...]) -> int:
     return window
 
 
-def _kv_numbers(layer: Any) -> int:
-    """Keys and values of one token in a layer, to estimate sizes by."""
+def _kv_sizes(layer: Any, times: int) -> tuple[int, int, int]:
+    """KV heads of a layer, and the numbers of a key and of a value of one head. times: KV heads of the layer for one of
+    the config."""
     heads = layer.num_attention_heads
     dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
-    return (getattr(layer, "num_key_value_heads", None) or heads) * (dim + (getattr(layer, "v_head_dim", None) or dim))
+    kv_heads = times * (getattr(layer, "num_key_value_heads", None) or heads)
+    return kv_heads, dim, getattr(layer, "v_head_dim", None) or dim
 
 
 def _layer_types(name: str, text: Any) -> tuple[str, ...]:

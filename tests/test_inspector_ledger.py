@@ -36,7 +36,7 @@ def evaluated(formula: str) -> Fraction:
     """The formula as a calculator would take it, in exact fractions."""
     text = formula.replace("·", "*").replace("10**9", "1000000000")
     exact = re.sub(r"[0-9.]+", lambda number: f"Fraction('{number[0]}')", text)
-    known = {"Fraction": Fraction, "min": min, "ceil": math.ceil, "floor": math.floor}
+    known = {"Fraction": Fraction, "min": min, "max": max, "ceil": math.ceil, "floor": math.floor}
     return Fraction(eval(exact, {"__builtins__": {}, **known}))
 
 
