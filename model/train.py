@@ -53,7 +53,7 @@ class Recipe:
     batch_tokens: int = 2048
     rung: int = 0
     solved: float = 0.8
-    often: tuple[tuple[str, float], ...] = (("chain", 2.0), ("relay", 1.5))
+    often: tuple[tuple[str, float], ...] = (("chain", 3.0),)
     mixed: tuple[float, float] = (0.15, 0.5)
     density: tuple[float, float] = (0.15, 0.9)
     mixed_density: tuple[float, float] = (0.05, 0.5)
@@ -64,6 +64,7 @@ class Recipe:
     distil_from: float = 0.1
     distil_share: float = 0.25
     text_in_task: float = 0.1
+    answer_weight: float = 0.25
     matrix_lr: float = 0.014
     other_lr: float = 2.8e-3
     warmup: float = 0.01
@@ -156,10 +157,11 @@ class Trainer:
         # Rows before the replayed ones' end have no output in a replay.
         text = text & (torch.arange(n) >= first)
         answers = made.answers[made.answers[:, 1] >= first]
-        per_answer = [nats[i, a:b].mean() for i, a, b, _ in answers]
+        # The sum, or the few bytes that decide a long answer would count less than those of a short one.
+        per_answer = [nats[i, a:b].sum() for i, a, b, _ in answers]
         answer_loss = torch.stack(per_answer).mean() if per_answer else nats.new_zeros(())
         text_loss = nats[text].mean()
-        ((r.text_in_task if alone else 1.0) * text_loss + answer_loss + out.distil).backward()
+        ((r.text_in_task if alone else 1.0) * text_loss + r.answer_weight * answer_loss + out.distil).backward()
         leaves = [p for p in self.params.values() if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(leaves, r.clip)
         if not torch.isfinite(norm):
