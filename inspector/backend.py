@@ -59,3 +59,32 @@ class Engine(Protocol):
     def oracles(self, ids: Tensor, dense: bool) -> OraclePasses:
         """Oracles over ids [N]; dense: attention over every visible entry."""
         ...
+
+
+class Decoder(Engine, Protocol):
+    """An engine that goes on where it stands: prefill, then decoding, token by token or forced, then further turns.
+
+    ids: per request the tokens that it runs; those behind a prompt may be written between two calls. done: the row at
+    which each stands, which may be moved back: what is run again is written anew. decodes: False if it keeps no state.
+    """
+
+    ids: list[Tensor]
+    done: list[int]
+    plan: Plan
+
+    @property
+    def decodes(self) -> bool: ...
+
+    def start(self, plan: Plan, tokens: dict[str, Tensor]) -> None:
+        """Take up a plan; nothing has run."""
+        ...
+
+    def advance(
+        self, stops: list[int], want: frozenset[str] = frozenset(), *, tail: int | None = None
+    ) -> Iterator[Frame]:
+        """Run request i up to row stops[i]; of each request the logits of the last ``tail`` rows, or of all."""
+        ...
+
+    def go_on(self, plan: Plan, done: list[int]) -> None:
+        """Swap the rules of the requests over the state that they have; each stands at done[i]."""
+        ...

@@ -50,6 +50,11 @@ class Executor:
         self.taps: list[Tap] = []
 
     @property
+    def decodes(self) -> bool:
+        """Whether it can go on after a run: it keeps its state, and every request chooses for itself."""
+        return self.settings.keep_state and not self.settings.frozen
+
+    @property
     def prefix_check(self) -> PrefixCheck:
         """What the byte comparison of cached entries found so far, since ``start``."""
         return self.layout.check
@@ -89,12 +94,17 @@ class Executor:
 
     @torch.no_grad()
     def advance(
-        self, stops: list[int], want: frozenset[str] = frozenset(), take_up: Callable[[Step], int] | None = None
+        self,
+        stops: list[int],
+        want: frozenset[str] = frozenset(),
+        take_up: Callable[[Step], int] | None = None,
+        *,
+        tail: int | None = None,
     ) -> Iterator[Frame]:
         """Run request i's rows from where it stands up to stops[i] through all layers, yielding a frame per layer.
 
         want: points to keep in the frames besides those that are there anyway (streams, mix, window_kv, attn_in,
-        global_kv, index_k, topk, router, final).
+        global_kv, index_k, topk, router, final). tail: behind the last layer only the last so many rows of a request.
         """
         m, c = self.model, self.model.config
         spans = pack([(d, s) for d, s in zip(self.done, stops, strict=True)])
@@ -112,8 +122,15 @@ class Executor:
             yield self._hand_out(Frame(None, {"embed": embed}, {"embed": spans}))
         for l in c.layers[first:]:
             yield self._hand_out(step.layer(l, m.layers[l]))
-        yield self._hand_out(step.finish())
+        yield self._hand_out(step.finish(tail))
         self.done = list(stops)
+
+    def go_on(self, plan: Plan, done: list[int]) -> None:
+        """Swap the rules of the requests, which keep their places and their state; each stands at done[i] now."""
+        for r in plan.requests:
+            r.check(self.model.config)
+        self.plan = self.layout.plan = plan
+        self.done = list(done)
 
     def _hand_out(self, frame: Frame) -> Frame:
         for tap in list(self.taps):

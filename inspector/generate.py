@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from replayscope.inspector.backend import Decoder, Runnable
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.frame import Frame
@@ -40,18 +41,18 @@ class Session:
 
     def __init__(
         self,
-        model: Model,
+        model: Runnable,
         plan: Plan,
         tokens: dict[str, Tensor],
-        executor: Executor | None = None,
+        executor: Decoder | None = None,
         watch: Callable[[Frame], None] = lambda frame: None,
         want: frozenset[str] = frozenset(),
     ) -> None:
         """watch sees every frame of the prefill, with the points of ``want`` in it."""
         if isinstance(model, StreamedModel):
             raise UsageError("generation reads every layer again for each token; give a model that fits into memory")
-        self.executor = executor or Executor(model, keep_state=True)
-        if not self.executor.settings.keep_state or self.executor.settings.frozen:
+        self.executor: Decoder = executor or _ours(model)
+        if not self.executor.decodes:
             raise ValueError("generation needs an executor that keeps its state and chooses for itself")
         self.executor.start(plan, tokens)
         self.ends = [r.prompt_end for r in plan.requests]
@@ -133,10 +134,7 @@ class Session:
             text = torch.tensor([*answer, *more])
             self.executor.ids[i][self.ends[i] : self.ends[i] + len(text)] = text
         self._advance([e + len(answer) for e, answer in zip(self.ends, answers, strict=True)])
-        for r in plan.requests:
-            r.check(self.executor.model.config)
-        self.executor.plan = self.executor.layout.plan = plan
-        self.executor.done = list(at)
+        self.executor.go_on(plan, at)
         self.ends = [r.prompt_end for r in plan.requests]
         self.last = self._advance(self.ends)[:, -1]
 
@@ -167,7 +165,7 @@ class Session:
         """Run to ``stops`` and return the logits [requests, rows, V] of the last rows of every request that ran."""
         last: Frame | None = None
         # To the end, not just to the logits: behind its last frame the executor notes where the requests stand.
-        for last in self.executor.advance(stops, want | {"logits"}):
+        for last in self.executor.advance(stops, want | {"logits"}, tail=rows):
             watch(last)
         assert last is not None
         # Of a request that stays where it is there is nothing to return; any rows stand in.
@@ -196,6 +194,13 @@ def generate(
         if r.stop - r.prompt_end < steps:
             raise ValueError(f"{r.name} ends at {r.stop}: no room for {steps} tokens after {r.prompt_end}")
     return Session(model, plan, tokens, executor).decode(steps, temperature, seed)
+
+
+def _ours(model: Runnable) -> Decoder:
+    """The executor of our own models; another model's has to be given."""
+    if not isinstance(model, Model):
+        raise ValueError(f"a {type(model).__name__} needs its own executor")
+    return Executor(model, keep_state=True)
 
 
 def _sample(logits: Tensor, temperature: float, draw: float) -> Tensor:

@@ -1,6 +1,6 @@
 """The past of a Hugging Face model under a plan: which keys each request may read, and the masks that go with them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,43 +29,73 @@ class Rows:
 
 
 class KeyValues:
-    """Keys and values that the requests of a plan computed in the layer that runs now, [heads, rows, d] each.
+    """Keys and values that the requests of a plan computed, [heads, rows, d] each: in the layer that runs now, or, with
+    ``keep``, in every layer, so that a later pass can go on.
 
     A request's own rows lie with it; what it reads below them it reads from its owners, which ran before it.
     compared, changed: per request the cached entries whose bytes were held against a copy made when they were written.
     """
 
-    def __init__(self, plan: Plan, config: HFConfig) -> None:
-        self.plan, self.config = plan, config
+    def __init__(self, plan: Plan, config: HFConfig, keep: bool = False) -> None:
+        self.plan, self.config, self.keep = plan, config, keep
         n = len(plan.requests)
         self.compared, self.changed = [0] * n, [0] * n
-        self._owners = {plan.owner(r.prefix) for r in plan.requests} - {-1}
-        self._own: dict[int, KV] = {}
+        # By layer and request, with room for every row that the request runs.
+        self._own: dict[tuple[int, int], KV] = {}
+        self._running: tuple[int, ...] = ()
+        # Owner → how many of its entries are kept by a request that runs, and a copy of these.
+        self._kept: dict[int, int] = {}
         self._copies: dict[int, KV] = {}
 
-    def begin(self) -> None:
-        """Forget the layer before."""
-        self._own.clear()
-        self._copies.clear()
+    def run(self, requests: Iterable[int]) -> None:
+        """Say which requests run next: what they keep of their owners is watched."""
+        self._running = tuple(requests)
+        self._kept = {}
+        for i in self._running:
+            r = self.plan.requests[i]
+            if kept := r.kept_entries(1):
+                owner = self.plan.owner(r.prefix)
+                self._kept[owner] = max(kept, self._kept.get(owner, 0))
 
-    def write(self, rows: Rows, k: Tensor, v: Tensor) -> None:
-        """The request's next own rows."""
-        before = self._own.get(rows.request)
-        new = (k, v) if before is None else (torch.cat((before[0], k), 1), torch.cat((before[1], v), 1))
-        self._own[rows.request] = new
-        if rows.request in self._owners:
-            self._copies[rows.request] = new[0].clone(), new[1].clone()
+    def begin(self, layer: int | None) -> None:
+        """Forget the layer before, unless it is kept; copy what of this layer's entries is there already."""
+        if not self.keep:
+            self._own.clear()
+        self._copies = {}
+        if layer is not None and self.config.kv_source(layer) == layer:
+            for owner, kept in self._kept.items():
+                if own := self._own.get((layer, owner)):
+                    self._copies[owner] = own[0][:, :kept].clone(), own[1][:, :kept].clone()
+
+    def write(self, rows: Rows, layer: int, k: Tensor, v: Tensor) -> None:
+        """The request's own rows; of a global layer's only those that the request adds, the others stay as they are."""
+        r = self.plan.requests[rows.request]
+        at = layer, rows.request
+        if at not in self._own:
+            self._own[at] = _room(k, r.stop - r.start), _room(v, r.stop - r.start)
+        first = rows.first if self._slides(layer) else max(rows.first, min(r.first_entry[layer], rows.stop))
+        pairs = list(zip(self._own[at], (k[:, first - rows.first :], v[:, first - rows.first :]), strict=True))
+        for own, new in pairs:
+            own[:, first - r.start : rows.stop - r.start] = new
+        kept = self._kept.get(rows.request, 0)
+        if first < kept and not self._slides(layer):
+            copies = self._copies.setdefault(rows.request, (_room(k, kept), _room(v, kept)))
+            stop = min(rows.stop, kept)
+            for copy, (_, new) in zip(copies, pairs, strict=True):
+                copy[:, first:stop] = new[:, : stop - first]
 
     def parts(self, rows: Rows, layer: int) -> list[Rows]:
         """Whose positions a layer reads for these rows, in ascending order: owners' below the own ones."""
         r = self.plan.requests[rows.request]
-        if self.config.window_source(layer) is not None:
+        if self._slides(layer):
             lowest = max(rows.first - r.window + 1, 0)
             below = Rows(self.plan.owner(r.window_owner), lowest, r.start)
             own = Rows(rows.request, max(lowest, r.start), rows.stop)
         else:
-            below = Rows(self.plan.owner(r.prefix), 0, r.first_entry[layer])
-            own = Rows(rows.request, max(r.first_entry[layer], r.start), rows.stop)
+            # An arm that writes over the prefix reads its own rows there.
+            first = r.first_entry[layer] if r.private_prefix else r.kept_entries(1)
+            below = Rows(self.plan.owner(r.prefix), 0, first)
+            own = Rows(rows.request, max(first, r.start), rows.stop)
         return [part for part in (below, own) if part.request >= 0 and part.count > 0]
 
     def read(self, rows: Rows, layer: int) -> KV:
@@ -74,7 +104,7 @@ class KeyValues:
         for part in self.parts(rows, layer):
             start = self.plan.requests[part.request].start
             at = slice(part.first - start, part.stop - start)
-            pieces.append(tuple(x[:, at] for x in self._own[part.request]))
+            pieces.append(tuple(x[:, at] for x in self._own[layer, part.request]))
         if len(pieces) == 1:
             return pieces[0]
         return torch.cat([p[0] for p in pieces], 1), torch.cat([p[1] for p in pieces], 1)
@@ -83,25 +113,36 @@ class KeyValues:
         """Compare the bytes of every cached entry, as its request reads it, with those that its owner wrote."""
         if self.config.kv_source(layer) != layer:
             return
-        moved = {o: self._changed(o, self._own[o], 0, len(c[0][0])) for o, c in self._copies.items()}
-        for i, r in enumerate(self.plan.requests):
+        moved = {o: self._changed(o, self._own[layer, o], 0, kept) for o, kept in self._kept.items()}
+        for i in self._running:
+            r = self.plan.requests[i]
             kept, owner = r.kept_entries(1), self.plan.owner(r.prefix)
             if not kept:
                 continue
             changed = int(moved[owner][:kept].sum())
             if r.private_prefix:
-                # An arm that writes over the prefix reads its own rows there.
-                first, (k, v) = r.first_entry[layer], self._own[i]
+                first, (k, v) = r.first_entry[layer], self._own[layer, i]
                 at = slice(first - r.start, kept - r.start)
                 changed += int(self._changed(owner, (k[:, at], v[:, at]), first, kept).sum())
             self.compared[i] += kept
             self.changed[i] += changed
 
+    def _slides(self, layer: int) -> bool:
+        return self.config.window_source(layer) is not None
+
     def _changed(self, owner: int, now: KV, first: int, stop: int) -> Tensor:
-        """Entries [first, stop) that differ in any byte from what their owner wrote: bool [stop - first]."""
+        """Entries [first, stop) that differ in any byte from what their owner wrote: bool [stop - first].
+
+        now: of these entries, and of any that lie behind them.
+        """
         pairs = zip(now, self._copies[owner], strict=True)
-        k, v = (_differs(x, copy[:, first:stop]) for x, copy in pairs)
+        k, v = (_differs(x[:, : stop - first], copy[:, first:stop]) for x, copy in pairs)
         return k | v
+
+
+def _room(like: Tensor, rows: int) -> Tensor:
+    """Space for rows of [heads, rows, d]: nothing may be read of it that was not written."""
+    return like.new_empty(like.shape[0], rows, like.shape[2])
 
 
 def _differs(a: Tensor, b: Tensor) -> Tensor:
@@ -128,7 +169,7 @@ class ReplayCache(Cache):
             if point in one.want:
                 one.keep(point, side_by_side(key_states, value_states))
         for rows, k, v in zip(self.batch, key_states, value_states, strict=True):
-            self.kv.write(rows, k, v)
+            self.kv.write(rows, layer_idx, k, v)
         read = [self.kv.read(rows, layer_idx) for rows in self.batch]
         if len(read) == 1:
             return read[0][0][None], read[0][1][None]

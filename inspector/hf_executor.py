@@ -22,68 +22,105 @@ class HFExecutor:
     """Runs plans on one model; the same calls as ``executor.Executor``.
 
     block: rows of one request per pass. budget: rows of a batch of requests that run together; by default few on a CPU,
-    where keys of different lengths are padded at a cost, and many on a GPU, which they fill.
+    where keys of different lengths are padded at a cost, and many on a GPU, which they fill. keep_state: the keys and
+    values of every layer are kept, so that ``advance`` can be called again (decoding).
     """
 
-    def __init__(self, model: HFModel, *, block: int = 512, budget: int | None = None) -> None:
-        self.model, self.block = model, block
+    def __init__(
+        self, model: HFModel, *, block: int = 512, budget: int | None = None, keep_state: bool = False
+    ) -> None:
+        self.model, self.block, self.decodes = model, block, keep_state
         self.budget = budget or (512 if model.device.type == "cpu" else 4096)
         self.taps: list[Tap] = []
 
     @property
     def prefix_check(self) -> PrefixCheck:
-        """What the byte comparison of cached entries found in the last run."""
+        """What the byte comparison of cached entries found so far, since ``start``."""
         return PrefixCheck(self.kv.compared, self.kv.changed)
 
     def oracles(self, ids: Tensor, dense: bool) -> HFOracles:
         """Oracle passes over ids [N]; there is no top-k of entries that could be dense."""
         return HFOracles(self.model, ids)
 
-    def run(self, plan: Plan, tokens: dict[str, Tensor], want: frozenset[str] = frozenset()) -> Iterator[Frame]:
-        """Yield a frame of what came before layer 0, of every layer, and of what comes behind the last.
-
-        tokens: name → ids [N]. want: points to capture besides ``hidden`` and ``logits``.
-        """
-        c = self.model.config
+    def start(self, plan: Plan, tokens: dict[str, Tensor]) -> None:
+        """Take up a plan; nothing has run. tokens: name → ids [N]."""
         for r in plan.requests:
-            r.check(c)
+            r.check(self.model.config)
             if len(tokens[r.tokens]) < r.stop:
                 raise ValueError(f"{r.name} runs to row {r.stop}, but {r.tokens} has {len(tokens[r.tokens])} tokens")
-        self.kv = KeyValues(plan, c)
-        points = want | {"hidden", "logits"}
-        passes = [_ArmPass(self.model, self.kv, batch, tokens, points) for batch in self._batches(plan)]
+        self.plan = plan
+        # One copy per request: decoding writes each request's own continuation into it.
+        self.ids = [tokens[r.tokens][: r.stop].clone() for r in plan.requests]
+        self.done = [r.start for r in plan.requests]
+        self.kv = KeyValues(plan, self.model.config, keep=self.decodes)
+
+    def run(self, plan: Plan, tokens: dict[str, Tensor], want: frozenset[str] = frozenset()) -> Iterator[Frame]:
+        """Start the plan and advance every request to its end.
+
+        want: points to capture besides ``hidden`` and ``logits``.
+        """
+        self.start(plan, tokens)
+        return self.advance([r.stop for r in plan.requests], want | {"hidden", "logits"})
+
+    def advance(
+        self, stops: list[int], want: frozenset[str] = frozenset(), *, tail: int | None = None
+    ) -> Iterator[Frame]:
+        """Run request i's rows from where it stands up to stops[i]; a frame of what came before layer 0, of every
+        layer, and of what comes behind the last.
+
+        want: points to capture. tail: of each request only the logits of its last so many rows are computed.
+        """
+        running = [Rows(i, at, stop) for i, (at, stop) in enumerate(zip(self.done, stops, strict=True)) if at < stop]
+        if not running:
+            raise ValueError("nothing to run: every request already stands at its stop")
+        self.kv.run(rows.request for rows in running)
+        passes = [
+            _ArmPass(self.model, self.kv, batch, self.ids, want, _last(batch, stops, tail))
+            for batch in self._batches(running)
+        ]
         try:
             with hooked(self.model.parts):
-                for layer in (None, *c.layers, None):
-                    self.kv.begin()
+                for layer in (None, *self.model.config.layers, None):
+                    self.kv.begin(layer)
                     states = [(one.batch, one.step()) for one in passes]
                     if layer is not None:
                         self.kv.check(layer)
-                    yield self._hand_out(self._frame(plan, layer, states))
+                    yield self._hand_out(self._frame(self.plan, layer, states))
         finally:
             for one in passes:
                 one.close()
+        self.done = list(stops)
 
-    def _batches(self, plan: Plan) -> list[tuple[Rows, ...]]:
-        """Passes in the order in which they run: blocks of a request in theirs, owners alone, equals together."""
-        owners = {name for r in plan.requests for name in (r.prefix, r.window_owner)}
+    def go_on(self, plan: Plan, done: list[int]) -> None:
+        """Swap the rules of the requests, which keep their places and their state; each stands at done[i] now."""
+        for r in plan.requests:
+            r.check(self.model.config)
+        self.plan = self.kv.plan = plan
+        self.done = list(done)
+
+    def _batches(self, running: list[Rows]) -> list[tuple[Rows, ...]]:
+        """Passes in the order in which they run: those that others read from first, blocks of a request in their order,
+        requests of as many rows together."""
+        requests = self.plan.requests
+        owners = {name for r in requests for name in (r.prefix, r.window_owner)}
         out: list[list[Rows]] = []
-        open_: dict[int, list[Rows]] = {}
-        for i, r in enumerate(plan.requests):
-            count = r.stop - r.start
+        open_: dict[tuple[bool, int], list[Rows]] = {}
+        for rows in sorted(running, key=lambda rows: requests[rows.request].name not in owners):
+            r, count = requests[rows.request], rows.count
             block = min(r.chunk or self.block, self.block)
             if r.arm == "rechunk" and block == self.block:
                 # As long as full's blocks it would measure no noise.
                 block = block * 2 // 3 + 1
-            if count > block or r.name in owners or r.chunk is not None:
-                firsts = range(r.start, r.stop, block)
-                out += [[Rows(i, first, min(first + block, r.stop))] for first in firsts]
+            if count > block or r.chunk is not None:
+                firsts = range(rows.first, rows.stop, block)
+                out += [[Rows(rows.request, first, min(first + block, rows.stop))] for first in firsts]
                 continue
-            batch = open_.get(count)
+            key = r.name in owners, count
+            batch = open_.get(key)
             if batch is None or (len(batch) + 1) * count > self.budget:
-                open_[count] = batch = []
+                open_[key] = batch = []
                 out.append(batch)
-            batch.append(Rows(i, r.start, r.stop))
+            batch.append(rows)
         return [tuple(batch) for batch in out]
 
     def _frame(self, plan: Plan, layer: int | None, states: list[tuple[tuple[Rows, ...], States]]) -> Frame:
@@ -91,8 +128,10 @@ class HFExecutor:
         for point in dict.fromkeys(name for _, found in states for name in found):
             pieces: list[tuple[Rows, Tensor]] = []
             for batch, found in states:
-                values = found[point].reshape(len(batch), batch[0].count, *found[point].shape[_inner(point) :])
-                pieces += zip(batch, values, strict=True)
+                values = found[point].reshape(len(batch), -1, *found[point].shape[_inner(point) :])
+                # Of the logits there may be the last rows only.
+                rows = [Rows(b.request, b.stop - values.shape[1], b.stop) for b in batch]
+                pieces += zip(rows, values, strict=True)
             if point == "global_kv" and layer is not None:
                 pieces = [_from(rows, x, plan.requests[rows.request].first_entry[layer]) for rows, x in pieces]
             pieces.sort(key=lambda piece: (piece[0].request, piece[0].first))
@@ -115,21 +154,21 @@ class _ArmPass(Pass):
         model: HFModel,
         kv: KeyValues,
         batch: tuple[Rows, ...],
-        tokens: dict[str, Tensor],
+        ids: list[Tensor],
         want: frozenset[str],
+        last: int | None,
     ) -> None:
         super().__init__(self._forward, model.dtype, want)
-        self.model, self.batch = model, batch
+        self.model, self.batch, self.last = model, batch, last
         self.cache = ReplayCache(kv, batch)
-        requests = kv.plan.requests
-        self.ids = torch.stack([tokens[requests[b.request].tokens][b.first : b.stop] for b in batch]).to(model.device)
+        self.ids = torch.stack([ids[b.request][b.first : b.stop] for b in batch]).to(model.device)
         self.positions = torch.tensor([list(range(b.first, b.stop)) for b in batch], device=model.device)
         self._masks: dict[tuple, Tensor] = {}
 
     def _forward(self) -> Tensor:
         # A mask of four dimensions is taken as it is, so none is made of ours; every layer is then given its own.
         mask = self.mask(0, self.model.device)
-        return self.model.logits(self.ids, self.positions, mask, self.cache)
+        return self.model.logits(self.ids, self.positions, mask, self.cache, self.last)
 
     def mask(self, layer: int, device: torch.device) -> Tensor:
         plan, role = self.cache.kv.plan, self.model.config.role(layer)
@@ -138,6 +177,12 @@ class _ArmPass(Pass):
         if key not in self._masks:
             self._masks[key] = self.cache.mask(layer, self.dtype, device)
         return self._masks[key]
+
+
+def _last(batch: tuple[Rows, ...], stops: list[int], tail: int | None) -> int | None:
+    """How many of a pass's rows are among the last ``tail`` of their requests; all are as far from their stops."""
+    rows = batch[0]
+    return None if tail is None else min(max(tail - (stops[rows.request] - rows.stop), 0), rows.count)
 
 
 def _inner(point: str) -> int:

@@ -49,6 +49,21 @@ def load(options: RunOptions, dtype: torch.dtype, devices: list[torch.device]) -
     return HFLoaded(HFExecutor(model), numbers, _texts(tokenizer, numbers), origin)
 
 
+def load_decoder(model: str, dtype: torch.dtype, device: torch.device) -> tuple[HFExecutor, Any, str]:
+    """An executor that keeps its state, the model's tokenizer, and hash or commit of the weights.
+
+    Raises UsageError without a tokenizer, and WeightsError where there is no model.
+    """
+    hf.say_less(0)
+    # First, since a model that is not there has no tokenizer either.
+    hf.read_config(model)
+    tokenizer = hf.load_tokenizer(model)
+    if tokenizer is None:
+        raise UsageError(f"{model} comes without a tokenizer, so no task can be asked of it; save one into its folder")
+    loaded, origin = hf.load(model, dtype, [device])
+    return HFExecutor(loaded, keep_state=True), tokenizer, origin
+
+
 def _numbers(options: RunOptions, tokenizer: Any) -> list[int]:
     """The prompt's token ids: as typed, or of its text with the special tokens that the model's tokenizer adds."""
     text = options.prompt.read()

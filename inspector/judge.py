@@ -10,24 +10,32 @@ import torch
 
 from replayscope.inspector import judge_matrix as matrix
 from replayscope.inspector import judge_text, samples
+from replayscope.inspector.backend import Decoder, Runnable
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
+from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.judge_contract import Contract
 from replayscope.inspector.judge_costs import cost_lines
 from replayscope.inspector.judge_matrix import Group
 from replayscope.inspector.judge_results import Store, header_of, read
-from replayscope.inspector.judge_run import Text, group_lines, planted
+from replayscope.inspector.judge_run import group_lines, planted
+from replayscope.inspector.judge_tokens import Text, of_tokenizer
 from replayscope.inspector.judge_verdict import judge
 from replayscope.inspector.names import counted
 from replayscope.inspector.options import Result
-from replayscope.inspector.semantics import valid_arms
+from replayscope.inspector.semantics import unsuited, valid_arms
 from replayscope.inspector.usecases import DTYPES
 from replayscope.model import presets, tokenizer
+from replayscope.model.hf_config import is_hf
 from replayscope.model.streaming import StreamedModel
-from replayscope.model.weights import Model, WeightsError
+from replayscope.model.weights import WeightsError
 
 log = logging.getLogger(__name__)
 FILLER = "prose"
+_CUTS = (
+    "a task's cut is a character; it moves down to the last token that the text before it shares with the prompt, as "
+    "the hit of a prefix cache would"
+)
 
 
 @dataclass(frozen=True)
@@ -46,49 +54,72 @@ class JudgeRun:
     force: bool = False
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A model that can be asked, with the groups of the contract that it can run. weights: their hash or commit.
+
+    without: arms of the contract that it does not have, and why; notes: what results have to say of the prompts.
+    """
+
+    executor: Decoder
+    text: Text
+    weights: str
+    groups: list[Group]
+    without: Mapping[str, str]
+    notes: list[str]
+
+    @property
+    def model(self) -> Runnable:
+        return self.executor.model
+
+    @property
+    def config(self) -> Geometry:
+        return self.executor.model.config
+
+
 def plan(asked: JudgeRun) -> Result:
     """The cells, and what they would cost here: a pass of the first group is run to tell the time."""
-    model, _ = _load(asked)
-    groups, words = matrix.groups(asked.contract, asked.cells), text_of()
-    matrix.check_lengths(groups, asked.model, model.config.max_position_embeddings)
+    one = _load(asked)
+    e, groups = asked.contract.evidence, one.groups
     rows, table = 0, []
-    n = asked.contract.evidence.samples
     for group in groups:
-        each = matrix.rows(model.config, group, matrix.prompt(group, asked.contract.evidence.seed, *words[:2]))
-        rows += each * n
+        prompt = matrix.prompt(group, e.seed, one.text)
+        each = matrix.rows(one.config, group, prompt)
+        rows += each * e.samples
         needed = asked.contract.needed(group.task)
         cells = len([run for run in group.runs if run.arm != matrix.CONTROL])
-        table.append({"prompts": group.label, "cells": cells, "n": n, "n needed": needed, "rows": each * n})
-    per_row = _seconds_per_row(model, asked.contract, groups[0])
+        sizes = {"tokens": len(prompt.ids), "n": e.samples, "n needed": needed, "rows": each * e.samples}
+        table.append({"prompts": group.label, "cells": cells, **sizes})
+    per_row = _seconds_per_row(one, asked.contract)
     cells = [group.cell(run) for group in groups for run in group.runs if run.arm != matrix.CONTROL]
     short = [row["prompts"] for row in table if row["n"] < row["n needed"]]
     lines = [
         *judge_text.table(table),
         "",
-        f"{counted(len(cells), 'cell')}, {counted(len(groups) * n, 'prompt')}, {rows:,} rows; "
+        f"{counted(len(cells), 'cell')}, {counted(len(groups) * e.samples, 'prompt')}, {rows:,} rows; "
         f"about {rows * per_row:.0f} s on this machine",
-        f"a drop below {asked.contract.evidence.budget:.1%} can be shown with the prompts needed, if nothing differs",
+        f"a drop below {e.budget:.1%} can be shown with the prompts needed, if nothing differs",
         *(f"note: {name} has too few prompts to show anything" for name in short),
+        *(f"note: {note}" for note in one.notes),
         asked.contract.stamp,
     ]
     data = {"groups": table, "cells": cells, "rows": rows, "seconds": rows * per_row, "contract": asked.contract.stamp}
-    return Result("\n".join(lines), data)
+    return Result("\n".join(lines), data | {"notes": one.notes})
 
 
 def run(asked: JudgeRun) -> Result:
     """Run what is not in the results file yet, then judge."""
-    model, weights = _load(asked)
-    groups, (encode, filler, decode) = matrix.groups(asked.contract, asked.cells), text_of()
-    matrix.check_lengths(groups, asked.model, model.config.max_position_embeddings)
-    words = Text(encode, decode, filler)
+    one = _load(asked)
+    groups, executor, text = one.groups, one.executor, one.text
     header = header_of(asked.contract, asked.model, asked.cells, asked.source) | {
-        "weights_sha256": weights,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
+        "weights_sha256": one.weights,
+        "dtype": str(one.model.dtype).removeprefix("torch."),
+        "device": str(one.model.device),
         "plants": dict(asked.plants or {}),
     }
-    _check_plants(model, groups, asked)
-    executor = Executor(model, keep_state=True)
+    if one.notes:
+        header |= {"notes": one.notes, "without": dict(one.without)}
+    _check_plants(one, asked)
     began, total = time.perf_counter(), len(groups) * asked.contract.evidence.samples
     with Store(asked.out, header, asked.force) as store:
         left = total - len(store.done)
@@ -96,12 +127,12 @@ def run(asked: JudgeRun) -> Result:
             log.info("%d of %d prompts are in %s already", len(store.done), total, asked.out)
         ran = 0
         for group in groups:
-            for lines in group_lines(model, asked.contract, group, words, store.done, asked.plants or {}, executor):
+            for lines in group_lines(asked.contract, group, text, store.done, asked.plants or {}, executor):
                 for line in lines:
                     store.add(line)
                 ran += len(lines)
                 log.debug("%d of %d prompts", ran, left)
-            for line in cost_lines(model, asked.contract, group, words, store.timed, executor):
+            for line in cost_lines(asked.contract, group, text, store.timed, executor):
                 store.add(line)
             if ran:
                 spent = time.perf_counter() - began
@@ -110,26 +141,20 @@ def run(asked: JudgeRun) -> Result:
     return judge_text.result(judge(read(asked.out), asked.contract), asked.out)
 
 
-def text_of() -> tuple[matrix.Encode, str, matrix.Decode]:
-    """Encoding, filler and decoding of the embedded tokenizer."""
-    return tokenizer.encode, samples.load(FILLER), tokenizer.decode
-
-
-def _check_plants(model: Model, groups: list[Group], asked: JudgeRun) -> None:
+def _check_plants(one: _Asked, asked: JudgeRun) -> None:
     """Before anything is written: the first prompt of every group, with what is planted in it."""
-    encode, filler, _ = text_of()
-    plants, config = asked.plants or {}, model.config
+    plants, config = asked.plants or {}, one.config
     for glob, arm in plants.items():
         if arm.startswith("broken:floor@") and arm not in valid_arms(config):
             last = config.num_hidden_layers - 1
             raise UsageError(f"--plant {glob}={arm}: {asked.model} has the layers 0 to {last}")
-        if not any(matrix.named(group, one, glob) for group in groups for one in group.runs):
+        if not any(matrix.named(group, run, glob) for group in one.groups for run in group.runs):
             raise UsageError(f"--plant: no cell is called {glob!r}")
-    for group in groups:
-        one = matrix.prompt(group, asked.contract.evidence.seed, encode, filler)
+    for group in one.groups:
+        prompt = matrix.prompt(group, asked.contract.evidence.seed, one.text)
         if not any(matrix.named(group, run, glob) for run in group.runs for glob in plants):
             continue
-        for run, right in matrix.requests(config, group, one, "p", matrix.steps(group, [one])):
+        for run, right in matrix.requests(config, group, prompt, "p", matrix.steps(group, [prompt])):
             if run is not None:
                 try:
                     planted(config, group.cell(run), right, plants)
@@ -137,16 +162,46 @@ def _check_plants(model: Model, groups: list[Group], asked: JudgeRun) -> None:
                     raise UsageError(f"--plant cannot break {group.cell(run)}: {error}") from None
 
 
-def _load(asked: JudgeRun) -> tuple[Model, str]:
-    if asked.model not in presets.presets():
-        raise UsageError(f"{asked.model} comes without a tokenizer, so no task can be asked of it; give a preset")
+def _load(asked: JudgeRun) -> _Asked:
+    """Raises UsageError for a model that cannot be asked, and for prompts that it cannot take."""
+    hf, seed = is_hf(asked.model), asked.contract.evidence.seed
     try:
-        model, weights = presets.load_any(asked.model, DTYPES[asked.dtype], _device(asked.device))
+        executor, text, weights = (_load_hf if hf else _load_preset)(asked)
     except WeightsError as error:
         raise UsageError(str(error)) from error
+    config = executor.model.config
+    arms = dict.fromkeys(arm for block in asked.contract.matrix for arm in block.arms)
+    without = {arm: why for arm in arms if (why := unsuited(config, arm))}
+    if len(without) == len(arms):
+        whys = ", ".join(dict.fromkeys(without.values()))
+        raise UsageError(f"[[matrix]] arms: {asked.model} has none of {', '.join(arms)}: {whys}; ask for encoder")
+    notes = [_CUTS] if hf else []
+    notes += [f"{arm} is no arm of this model, so its cells do not run: {why}" for arm, why in without.items()]
+    groups = matrix.groups(asked.contract, asked.cells, without)
+    matrix.check_prompts(groups, seed, text, asked.model, config)
+    for note in notes:
+        log.info("%s", note)
+    return _Asked(executor, text, weights, groups, without, notes)
+
+
+def _load_preset(asked: JudgeRun) -> tuple[Decoder, Text, str]:
+    if asked.model not in presets.presets():
+        raise UsageError(f"{asked.model} comes without a tokenizer, so no task can be asked of it; give a preset")
+    model, weights = presets.load_any(asked.model, DTYPES[asked.dtype], _device(asked.device))
     if isinstance(model, StreamedModel):
         raise UsageError(f"{asked.model} does not fit into the free memory; judge decodes, and needs all of it")
-    return model, weights
+    text = Text(tokenizer.encode, tokenizer.decode, samples.load(FILLER))
+    return Executor(model, keep_state=True), text, weights
+
+
+def _load_hf(asked: JudgeRun) -> tuple[Decoder, Text, str]:
+    """Raises UsageError without the extra."""
+    try:
+        from replayscope.inspector import hf_load
+    except ImportError as error:
+        raise UsageError(f"{asked.model} needs {error.name}: pip install 'replayscope[hf]'") from error
+    executor, own, weights = hf_load.load_decoder(asked.model, DTYPES[asked.dtype], _device(asked.device))
+    return executor, of_tokenizer(own, samples.load(FILLER)), weights
 
 
 def _device(name: str) -> torch.device:
@@ -156,10 +211,9 @@ def _device(name: str) -> torch.device:
     return torch.device(("cuda" if here else "cpu") if name == "auto" else name)
 
 
-def _seconds_per_row(model: Model, contract: Contract, group: Group) -> float:
-    encode, filler, decode = text_of()
-    words, executor = Text(encode, decode, filler), Executor(model, keep_state=True)
-    began = time.perf_counter()
-    lines = next(group_lines(model, contract, group, words, set(), {}, executor))
-    prompts = [matrix.prompt(group, line["seed"], encode, filler) for line in lines]
-    return (time.perf_counter() - began) / sum(matrix.rows(model.config, group, one) for one in prompts)
+def _seconds_per_row(one: _Asked, contract: Contract) -> float:
+    group, began = one.groups[0], time.perf_counter()
+    lines = next(group_lines(contract, group, one.text, set(), {}, one.executor))
+    spent = time.perf_counter() - began
+    prompts = [matrix.prompt(group, line["seed"], one.text) for line in lines]
+    return spent / sum(matrix.rows(one.config, group, prompt) for prompt in prompts)

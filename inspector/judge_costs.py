@@ -6,32 +6,34 @@ from collections.abc import Iterator
 import torch
 
 from replayscope.inspector import judge_matrix as matrix
+from replayscope.inspector.backend import Decoder
 from replayscope.inspector.cache_sizes import cache_of
-from replayscope.inspector.executor import Executor
+from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.judge_contract import Contract
 from replayscope.inspector.judge_matrix import Group, Run
-from replayscope.inspector.judge_run import Line, Text
+from replayscope.inspector.judge_run import Line
+from replayscope.inspector.judge_tokens import Text
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.semantics import Shape, request
 from replayscope.model.config import ModelConfig
-from replayscope.model.weights import Model
+from replayscope.model.hf_config import HFConfig
 
 # Of each group so many prompts are timed, and so many tokens decoded: enough for a median over a matrix.
 PROMPTS, STEPS = 2, 6
 
 
 def cost_lines(
-    model: Model, contract: Contract, group: Group, text: Text, done: set[tuple[str, int]], executor: Executor
+    contract: Contract, group: Group, text: Text, done: set[tuple[str, int]], executor: Decoder
 ) -> Iterator[Line]:
     """One line per timed prompt, each arm at its longest hit; they take turns in being first, which warms up."""
     for i in range(min(PROMPTS, contract.evidence.samples)):
         seed = contract.evidence.seed + i
         if (group.label, seed) not in done:
-            yield _timed(model, group, seed, text, executor, i)
+            yield _timed(group, seed, text, executor, i)
 
 
-def _timed(model: Model, group: Group, seed: int, text: Text, executor: Executor, first: int) -> Line:
-    c, one = model.config, matrix.prompt(group, seed, text.encode, text.filler)
+def _timed(group: Group, seed: int, text: Text, executor: Decoder, first: int) -> Line:
+    c, one = executor.model.config, matrix.prompt(group, seed, text)
     N = len(one.ids)
     ids = torch.zeros(N + STEPS, dtype=torch.long)
     ids[:N] = torch.tensor(one.ids)
@@ -68,19 +70,20 @@ def _timed(model: Model, group: Group, seed: int, text: Text, executor: Executor
     return {"kind": "cost", "group": group.label, "seed": seed, "tokens": N, "arms": arms}
 
 
-def _advance(executor: Executor, at: int, stop: int) -> float:
+def _advance(executor: Decoder, at: int, stop: int) -> float:
     """Seconds for one request to reach ``stop``, to the logits of its last row; the others stay where they are."""
     stops = list(executor.done)
     stops[at] = stop
     began = time.perf_counter()
-    for frame in executor.advance(stops, frozenset({"logits"})):
+    for frame in executor.advance(stops, frozenset({"logits"}), tail=1):
         if "logits" in frame.tensors:
             int(frame.tensors["logits"][-1].argmax())  # waits for a device that runs behind
     return time.perf_counter() - began
 
 
-def _bytes(config: ModelConfig, cached: int, kept: bool) -> Line:
+def _bytes(config: Geometry, cached: int, kept: bool) -> Line:
     """What a cache must hold between requests for this arm, in the serving formats: global KV, and window KV if it
     is kept."""
+    assert isinstance(config, ModelConfig | HFConfig)
     cache = cache_of(config)
     return {"global_bytes": cache.global_bytes(cached), "window_bytes": cache.window_bytes if kept else 0}

@@ -4,20 +4,19 @@ A group is a set of prompts of one kind; every prompt of it goes through the col
 kept, and through each arm at each cut, side by side. A cell is one arm at one cut over the prompts of a group.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from replayscope.inspector.engines import granularity
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.judge_contract import Block, Contract, tasks
+from replayscope.inspector.judge_tokens import Text, shared
 from replayscope.inspector.plan import Request
 from replayscope.inspector.semantics import Shape, has_cut, request
-from replayscope.model.config import ModelConfig
-from replayscope.model.tasks import Sample, make
+from replayscope.model.tasks import Sample, make, score
 
-Encode = Callable[[str], list[int]]
-Decode = Callable[[list[int]], str]
 LONG, TURNS = 40, 3
 CONTROL = "hit"
 
@@ -67,14 +66,17 @@ class Prompt:
     turn: tuple[int, ...]
 
 
-def groups(contract: Contract, cells: str = "*") -> list[Group]:
-    """Every group of the contract once, with those runs whose cell a glob names, their controls and neighbours."""
+def groups(contract: Contract, cells: str = "*", without: Collection[str] = ()) -> list[Group]:
+    """Every group of the contract once, with those runs whose cell a glob names, their controls and neighbours.
+
+    without: arms that the model does not have.
+    """
     found: dict[Group, dict[Run, None]] = {}
     for block in contract.matrix:
         for group in _products(block):
             runs = found.setdefault(group, {})
             for semantics in block.semantics:
-                for arm in block.arms:
+                for arm in (arm for arm in block.arms if arm not in without):
                     cuts = list(_cuts(block)) if has_cut(arm) else [None]
                     runs |= dict.fromkeys(Run(arm, semantics, cut) for cut in cuts)
     out = []
@@ -172,24 +174,39 @@ def sample_of(group: Group, seed: int, filler: str) -> Sample:
         raise UsageError(f"{group.label}: {error}") from None
 
 
-def check_lengths(groups: Sequence[Group], model: str, most: int) -> None:
-    """Raises UsageError if a prompt is longer than the model's ``most`` positions."""
+def check_prompts(groups: Sequence[Group], seed: int, text: Text, model: str, config: Geometry) -> None:
+    """Raises UsageError if a group's first prompt, with what follows, is longer than the model's positions, has tokens
+    that the model has not, or an answer that the tokenizer cannot write."""
+    most, known = config.max_position_embeddings, config.vocab_size
     for group in groups:
-        if group.length > most:
-            raise UsageError(f"[[matrix]] lengths: {group.length:,} is more than {model} takes, {most:,} tokens")
+        one = prompt(group, seed, text)
+        tokens = total(group, one, steps(group, [one]))
+        if tokens > most:
+            raise UsageError(
+                f"[[matrix]] lengths: {group.length:,} comes to {tokens:,} tokens with what is produced, more than "
+                f"{model} takes, {most:,}"
+            )
+        if (largest := max(one.ids + one.answer + one.turn)) >= known:
+            raise UsageError(f"the tokenizer of {model} has token id {largest}, its vocabulary ends at {known - 1}")
+        right, written = one.sample.answer, text.said(one.ids, list(one.answer))
+        if not score(one.sample, written).exact:
+            raise UsageError(f"{group.label}: the tokenizer of {model} writes the answer {right!r} as {written!r}")
 
 
-def prompt(group: Group, seed: int, encode: Encode, filler: str) -> Prompt:
+def prompt(group: Group, seed: int, text: Text) -> Prompt:
     """The sample of a group and seed. Raises UsageError where the task does not fit into the length."""
-    sample = sample_of(group, seed, filler)
-    ids = encode(sample.prompt)
+    sample = sample_of(group, seed, text.filler)
+    asked, left = text.asked(sample.prompt)
+    ids = text.encode(asked)
+    # A task's cut is a character: what a cache of the text before it would find of the prompt is whole tokens.
+    cut = shared(text.encode(sample.prompt[: sample.cut]), ids)
     # A later turn asks again: what lies behind the cut is said once more.
     return Prompt(
         sample,
         tuple(ids),
-        tuple(encode(sample.answer)),
-        min(len(encode(sample.prompt[: sample.cut])), len(ids) - 1),
-        tuple(encode(";\n" + sample.prompt[sample.cut :])),
+        tuple(text.inside(left + sample.answer)),
+        min(cut, len(ids) - 1),
+        tuple(text.inside(";\n" + asked[sample.cut :])),
     )
 
 
@@ -218,7 +235,7 @@ def total(group: Group, one: Prompt, room: int) -> int:
     return len(one.ids) + (turns(group) - 1) * (len(one.answer) + len(one.turn)) + room
 
 
-def requests(config: ModelConfig, group: Group, one: Prompt, name: str, room: int) -> list[tuple[Run | None, Request]]:
+def requests(config: Geometry, group: Group, one: Prompt, name: str, room: int) -> list[tuple[Run | None, Request]]:
     """``full`` (run None) and every run that the prompt admits, called after the prompt's ``name``, with room for all
     that is produced. Many prompts can share a plan, since each names its own tokens, prefix and window owner."""
     N = total(group, one, room)
@@ -240,7 +257,7 @@ def requests(config: ModelConfig, group: Group, one: Prompt, name: str, room: in
     return out
 
 
-def next_turn(config: ModelConfig, first: Request, run: Run | None, end: int, prompt_end: int) -> tuple[Request, int]:
+def next_turn(config: Geometry, first: Request, run: Run | None, end: int, prompt_end: int) -> tuple[Request, int]:
     """The rules of a later turn over the cache that the turns before left, and the row from which it runs.
 
     first: the request of the first turn, whose slots it keeps. end: tokens so far, all of them cached; prompt_end: with
@@ -285,7 +302,7 @@ def _called(r: Request, name: str) -> Request:
     )
 
 
-def rows(config: ModelConfig, group: Group, one: Prompt) -> int:
+def rows(config: Geometry, group: Group, one: Prompt) -> int:
     """About as many rows as a prompt of the group costs: its prefills, and what its requests produce."""
     produced = steps(group, [one])
     made = [r for _, r in requests(config, group, one, "p", produced)]

@@ -47,7 +47,7 @@ def add(sub: ArgumentParser) -> None:
         metavar="FILE",
         help="of plan, run and freeze a contract (TOML; default: the shipped one, default); of verdict the results",
     )
-    sub.add_argument("-m", "--model", metavar="MODEL", help="a preset with a tokenizer (default mini)")
+    sub.add_argument("-m", "--model", metavar="MODEL", help="a preset (default mini), or a Hugging Face folder or id")
     sub.add_argument("-o", "--out", type=Path, metavar="OUT", help="run: results (.jsonl); freeze: the frozen contract")
     sub.add_argument("--cells", metavar="GLOB", help="only the cells with such names (judge plan --json lists them)")
     sub.add_argument(
@@ -117,7 +117,7 @@ def judge(options: Namespace) -> Result:
     asked = use_case.JudgeRun(
         contract,
         source,
-        model=_preset(options.model or "mini"),
+        model=_model(options.model or "mini"),
         cells=options.cells or "*",
         plants=_plants(options.plant or []),
         device=options.device or "auto",
@@ -184,10 +184,17 @@ def _fits(options: Namespace, action: str) -> None:
         raise UsageError(f"--{min(wrong)} is for a model that runs here, not for --endpoint; leave it out")
 
 
-def _preset(name: str) -> str:
+def _model(name: str) -> str:
+    from replayscope.model.hf_config import is_hf
+
     known = list(models())
-    if name not in known and ("/" in name or Path(name).is_dir()):
-        raise UsageError(f"-m {name}: judge takes presets only, no folders and no OWNER/NAME: {', '.join(known)}")
+    if is_hf(name):
+        return name
+    if name not in known and Path(name).is_dir():
+        raise UsageError(
+            f"-m {name}: no folder with a tokenizer, so no task can be asked of it; judge takes Hugging Face models "
+            f"and {', '.join(known)}"
+        )
     return choose("model", name, known)
 
 

@@ -11,27 +11,18 @@ import torch
 from torch import Tensor
 
 from replayscope.inspector import judge_matrix as matrix
-from replayscope.inspector.executor import Executor
+from replayscope.inspector.backend import Decoder
 from replayscope.inspector.generate import Generated, Session
+from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.judge_contract import Contract
-from replayscope.inspector.judge_matrix import Decode, Encode, Group, Prompt, Run
+from replayscope.inspector.judge_matrix import Group, Prompt, Run
 from replayscope.inspector.judge_states import WANT, States
+from replayscope.inspector.judge_tokens import Text
 from replayscope.inspector.plan import Plan, Request
 from replayscope.inspector.semantics import Shape, request
-from replayscope.model.config import ModelConfig
 from replayscope.model.tasks import score
-from replayscope.model.weights import Model
 
 Line = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Text:
-    """How text becomes token ids and back, and the filler of the prompts."""
-
-    encode: Encode
-    decode: Decode
-    filler: str
 
 
 @dataclass(frozen=True)
@@ -44,13 +35,12 @@ class _Job:
 
 
 def group_lines(
-    model: Model,
     contract: Contract,
     group: Group,
     text: Text,
     done: set[tuple[str, int]],
     plants: Mapping[str, str],
-    executor: Executor,
+    executor: Decoder,
 ) -> Iterator[list[Line]]:
     """One list of lines per pass of ``concurrency`` prompts, those not yet done.
 
@@ -60,21 +50,20 @@ def group_lines(
     seeds = [e.seed + i for i in range(e.samples) if (group.label, e.seed + i) not in done]
     for at in range(0, len(seeds), group.concurrency):
         some = seeds[at : at + group.concurrency]
-        prompts = [matrix.prompt(group, seed, text.encode, text.filler) for seed in some]
-        yield _pass(model, contract, group, text, prompts, plants, executor)
+        prompts = [matrix.prompt(group, seed, text) for seed in some]
+        yield _pass(contract, group, text, prompts, plants, executor)
 
 
 def _pass(
-    model: Model,
     contract: Contract,
     group: Group,
     text: Text,
     prompts: Sequence[Prompt],
     plants: Mapping[str, str],
-    executor: Executor,
+    executor: Decoder,
 ) -> list[Line]:
     began = time.perf_counter()
-    config = model.config
+    config = executor.model.config
     jobs: list[_Job] = []
     requests: list[Request] = []
     tokens: dict[str, Tensor] = {}
@@ -92,7 +81,7 @@ def _pass(
             requests.append(planted(config, group.cell(run), r, plants) if run is not None else r)
     owners = [j.full for j in jobs]
     states = States(requests, owners, config.sliding_window)
-    session = Session(model, Plan(tuple(requests)), tokens, executor, states.watch, WANT)
+    session = Session(executor.model, Plan(tuple(requests)), tokens, executor, states.watch, WANT)
     told = _told(session, contract, group, text, prompts, jobs)
     for _ in range(1, matrix.turns(group)):
         _next_turn(session, config, prompts, jobs, requests)
@@ -132,7 +121,7 @@ def _pass(
     return lines
 
 
-def planted(config: ModelConfig, cell: str, right: Request, plants: Mapping[str, str]) -> Request:
+def planted(config: Geometry, cell: str, right: Request, plants: Mapping[str, str]) -> Request:
     """The request itself, or a broken one under its name where the cell has been planted."""
     arm = next((arm for glob, arm in plants.items() if fnmatchcase(cell, glob)), None)
     if arm is None:
@@ -169,7 +158,7 @@ def _told(
     for at, job in enumerate(jobs):
         one = prompts[job.prompt]
         own = matrix.steps(group, [one])
-        produced = text.decode(greedy.ids[at, :own].tolist())
+        produced = text.said(one.ids, greedy.ids[at, :own].tolist())
         got = score(one.sample, produced)
         line: Line = {"exact": got.exact, "share": _short(got.share), "text": produced}
         if job.run is not None:
@@ -196,7 +185,7 @@ def _joined(before: Line, now: Line) -> Line:
 
 
 def _next_turn(
-    session: Session, config: ModelConfig, prompts: Sequence[Prompt], jobs: Sequence[_Job], requests: Sequence[Request]
+    session: Session, config: Geometry, prompts: Sequence[Prompt], jobs: Sequence[_Job], requests: Sequence[Request]
 ) -> None:
     """Close the turn with the right answer, and ask again over the cache as each run left it."""
     made, at = [], []
@@ -213,10 +202,14 @@ def _next_turn(
 
 def _kl(logits: Tensor, owners: Tensor) -> Tensor:
     """KL(full‖arm) in nats [requests, steps] of logits [requests, steps, V]."""
-    logp = logits.double().log_softmax(-1)
-    full = logp[owners.to(logp.device)]
-    term = torch.where(full == -math.inf, 0.0, full.exp() * (full - logp))
-    return term.sum(-1).clamp(min=0).cpu()
+    found = torch.empty(logits.shape[:2], dtype=torch.float64)
+    # A prompt at a time: of a large vocabulary these are many numbers.
+    for owner in owners.unique():
+        own = owners == owner
+        full, arm = (logits[which].double().log_softmax(-1) for which in (owner, own.to(logits.device)))
+        term = torch.where(full == -math.inf, 0.0, full.exp() * (full - arm))
+        found[own] = term.sum(-1).clamp(min=0).cpu()
+    return found
 
 
 def _apart(made: Generated, at: int, full: int, steps: int) -> list[int]:

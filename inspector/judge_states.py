@@ -9,7 +9,7 @@ from replayscope.inspector.packing import Span
 from replayscope.inspector.plan import Request
 
 # point → regions: the replayed window [H-W, H), what is computed from the cut on, and the row that is decoded from.
-WANT = frozenset({"hidden"})
+WANT = frozenset({"hidden", "window_kv"})
 
 
 class States:
@@ -28,6 +28,9 @@ class States:
         if frame.layer is None:
             return
         for point, region in (("window_kv", "window"), ("hidden", "suffix"), ("hidden", "last")):
+            for values in self.values:
+                values.setdefault(f"{point}.{region}", []).append(None)
+            # A layer may have no window.
             if point in frame.tensors:
                 self._fold(frame, point, region)
 
@@ -52,8 +55,6 @@ class States:
             theirs.append(torch.arange(first, stop) - ref.first + ref.at)
             owner.append(torch.full((stop - first,), len(which)))
             which.append(i)
-        for i in range(len(self.requests)):
-            self.values[i].setdefault(f"{point}.{region}", []).append(None)
         if not which:
             return
         device = tensor.device

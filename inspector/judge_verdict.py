@@ -73,7 +73,8 @@ class Cell:
 
     success: share of prompts that full answers; drop: paired with it; blind: full succeeds too seldom to show a drop.
     needed: pairs that would settle it if nothing dropped. faults: what proves the run wrong or void, in words.
-    adjusted: McNemar's p among all cells (Holm). state: the worst of its parts; why: in words, the worst first.
+    idle: no hit is longer than its replay, so that nothing can differ. adjusted: McNemar's p among all cells (Holm).
+    state: the worst of its parts; why: in words, the worst first.
     spread: metric → mean, q50, q95, max; by_step: agreement and KL along the output.
     """
 
@@ -82,6 +83,7 @@ class Cell:
     success: float
     drop: Drop
     blind: bool
+    idle: bool
     needed: int
     budget: float
     adjusted: float
@@ -148,6 +150,7 @@ def judge(results: Results, contract: Contract, unfrozen: bool = False, source: 
         notes.append("the contract was not frozen before the runs began")
     if plants := results.header.get("plants"):
         notes.append(f"planted on purpose: {', '.join(f'{arm} in {cell}' for cell, arm in plants.items())}")
+    notes += results.header.get("notes", [])
     if not results.complete:
         notes.append("the results are partial: the runs did not finish")
     served = support(contract)
@@ -229,6 +232,7 @@ def _draft(contract: Contract, at: tuple[str, str], pairs: Pairs, found: Mapping
         "kl": interval("kl", "mean"),
         "spread": spread(values),
         "by_step": by_step(valid),
+        "idle": name.arm == "encoder" and all(run["replayed"] == run["cached"] for _, run in pairs),
         "new": [full["seed"] for full, run in valid if full["exact"] and not run["exact"]],
     }
 
@@ -295,19 +299,19 @@ def _settled(draft: dict, adjusted: float, contract: Contract) -> Cell:
     said.sort(key=lambda item: rank[item[0]])
     state = said[0][0] if said else PASS
     return Cell(
-        draft["name"], parts, draft["success"], drop, blind, needed, budget, adjusted, draft["checks"],
+        draft["name"], parts, draft["success"], drop, blind, draft["idle"], needed, budget, adjusted, draft["checks"],
         draft["faults"], state, tuple(text for _, text in said), draft["kl"],
         draft["spread"], draft["by_step"],
     )  # fmt: skip
 
 
 def _arms(cells: Sequence[Cell], costs: Sequence[Checked]) -> dict[str, str]:
-    """State of each arm: that of the worst of its cells and conditions. An arm that is blind everywhere is open."""
+    """State of each arm: that of the worst of its cells and conditions; open where all are blind or idle."""
     out: dict[str, str] = {}
     for arm in dict.fromkeys(cell.parts.arm for cell in cells if not cell.control):
         own = [cell for cell in cells if cell.parts.arm == arm]
         states = {cell.state for cell in own} | {check.state for check in costs if check.where == arm}
-        sees = any(not cell.blind for cell in own)
+        sees = any(not cell.blind and not cell.idle for cell in own)
         out[arm] = FAIL if FAIL in states else OPEN if OPEN in states or not sees else PASS
     return out
 
@@ -331,11 +335,13 @@ def _whole(
             reasons.append(f"{arm}: {counts[FAIL]} of {counted(len(own), 'cell')} fail, {counts[OPEN]} open")
         if all(c.blind for c in own):
             reasons.append(f"{arm}: every cell is blind, full succeeds too seldom to show a drop")
+        if all(c.idle for c in own):
+            reasons.append(f"{arm}: no hit is longer than what is replayed, so nothing can differ; give longer prompts")
     reasons += [f"{check.where}: {check.text}" for check in costs if check.state != PASS]
     alone = [name for name in contract.semantics if ENGINES[name].needs_encoder]
     states = set(arms.values())
     missing = _missing(cells, contract, results)
-    unseen = _unseen(cells, costs, contract)
+    unseen = [one for one in _unseen(cells, costs, contract) if one.arm not in results.header.get("without", ())]
     reasons += [f"nothing was measured for the limit {limit.text}" for limit in unseen]
     if missing or not results.complete:
         reasons.append(
@@ -356,7 +362,8 @@ def _whole(
 def _missing(cells: Sequence[Cell], contract: Contract, results: Results) -> list[str]:
     """Cells that the contract asks for and the results lack."""
     have, engine = {cell.name for cell in cells}, results.header.get("endpoint")
-    asked = engine_groups(contract, "*", engine["semantics"]) if engine else groups(contract)
+    without = results.header.get("without", ())
+    asked = engine_groups(contract, "*", engine["semantics"]) if engine else groups(contract, "*", without)
     return [name for group in asked for run in group.runs if (name := group.cell(run)) not in have]
 
 

@@ -114,11 +114,13 @@ class Step:
         emit(run_spans, router=self.router, **router, streams=self.streams, mix=self.mix, **outs)
         return frame
 
-    def finish(self) -> Frame:
-        """Final norm and logits of the rows that ran in the last layer."""
+    def finish(self, tail: int | None = None) -> Frame:
+        """Final norm and logits of the rows that ran in the last layer, or of the last ``tail`` of each request."""
         c, m = self.config, self.model
         self.move(m.norm.device)
-        spans, run = self.since([r.first_row[-1] for r in self.plan.requests])
+        ends = [s.first + s.count for s in self.spans]
+        lowest = [0 if tail is None else end - tail for end in ends]
+        spans, run = self.since([max(r.first_row[-1], row) for r, row in zip(self.plan.requests, lowest, strict=True)])
         frame = Frame(None)
         final = frame.tensors["final"] = self.buffer("final", c.hidden_size)
         frame.spans["final"] = spans

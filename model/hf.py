@@ -42,16 +42,24 @@ class HFModel:
         """The part of the transformers config that its decoder reads."""
         return self.module.config.get_text_config(decoder=True)
 
-    def logits(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
-        """Logits [B, rows, V] of ids [B, rows] at positions [B, rows]; mask [B, 1, rows, keys] is taken as it is."""
+    def logits(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, last: int | None = None
+    ) -> Tensor:
+        """Logits [B, rows, V] of ids [B, rows] at positions [B, rows], or of the ``last`` so many rows alone.
+
+        mask [B, 1, rows, keys] is taken as it is.
+        """
+        # Asked for none, transformers computes all.
+        some = {} if last is None else {"logits_to_keep": max(last, 1)}
         out = self.module(
             input_ids=ids.to(self.device),
             position_ids=positions.to(self.device),
             attention_mask=mask,
             cache=cache,
             use_cache=cache is not None,
+            **some,
         )
-        return out.logits
+        return out.logits if last is None else out.logits[:, out.logits.shape[1] - last :]
 
 
 def read_config(name: str) -> tuple[Any, HFConfig]:
@@ -119,10 +127,12 @@ def auto_class(config: Any) -> Any:
 def load_tokenizer(name: str) -> Any:
     """The model's tokenizer, or None where it comes without one."""
     try:
-        return transformers.AutoTokenizer.from_pretrained(name, local_files_only=_local(name))
+        found = transformers.AutoTokenizer.from_pretrained(name, local_files_only=_local(name))
     except Exception as error:
         log.debug("no tokenizer for %s: %s", name, error)
         return None
+    # Of some families transformers makes one without its files, which knows no text: all of it would be <unk>.
+    return None if set(found.get_vocab()) <= set(found.all_special_tokens) else found
 
 
 def say_less(verbosity: int) -> None:

@@ -1,5 +1,6 @@
 """The contract: what it is known by, what it refuses, and the matrix that it stands for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,15 @@ from replayscope.inspector import judge_contract, judge_matrix
 from replayscope.inspector.cli import main
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.judge_matrix import Run
+from replayscope.inspector.judge_tokens import Text
+from replayscope.model import tokenizer
 from replayscope.model.config import ModelConfig
 from tests import judging
 
 MINI = ModelConfig.load(Path(__file__).parents[1] / "model" / "mini.json")
 
 
-def encode(text):
-    return list(text.encode())
+TEXT = Text(tokenizer.encode, tokenizer.decode, "Some text. ")
 
 
 def test_the_shipped_contract_loads_and_can_show_what_it_asks_for():
@@ -26,7 +28,7 @@ def test_the_shipped_contract_loads_and_can_show_what_it_asks_for():
     assert arms == {"hit", "encoder", "decoder", "both"}
     assert {group.output for group in groups} == set(judge_contract.OUTPUTS)
     for group in groups:
-        one = judge_matrix.prompt(group, 1000, encode, "Some text. ")
+        one = judge_matrix.prompt(group, 1000, TEXT)
         made = judge_matrix.requests(MINI, group, one, "p", 40)
         assert len(made) == len(group.runs) + 1, f"{group.label}: a cell that never runs is never accepted"
         for _, request in made:
@@ -128,9 +130,12 @@ def test_a_matrix_beyond_all_machines_is_refused_before_it_is_made():
     with pytest.raises(UsageError, match=r"samples × cells of .* is 180,000,000, more than 10,000,000"):
         judging.contract(**{"samples = 60": "samples = 100000", "lengths = [320]": f"lengths = {[320] * 100}"})
     groups = judge_matrix.groups(judging.contract())
-    judge_matrix.check_lengths(groups, "mini", 320)
-    with pytest.raises(UsageError, match="lengths: 320 is more than mini takes, 319 tokens"):
-        judge_matrix.check_lengths(groups, "mini", 319)
+    # Four digits are asked for, and a token more is produced.
+    judge_matrix.check_prompts(groups, 1000, TEXT, "mini", replace(MINI, max_position_embeddings=325))
+    with pytest.raises(UsageError, match=r"lengths: 320 comes to 325 tokens with .*, more than mini takes, 324"):
+        judge_matrix.check_prompts(groups, 1000, TEXT, "mini", replace(MINI, max_position_embeddings=324))
+    with pytest.raises(UsageError, match="the tokenizer of mini has token id 121, its vocabulary ends at 99"):
+        judge_matrix.check_prompts(groups, 1000, TEXT, "mini", replace(MINI, vocab_size=100))
 
 
 def test_a_contract_without_cells_is_refused():
@@ -150,7 +155,7 @@ def test_one_cell_brings_its_control_and_its_neighbours():
 
 def test_cuts_are_where_their_names_say_and_what_the_engine_admits():
     (group, _) = judge_matrix.groups(judging.contract())
-    one = judge_matrix.prompt(group, 1000, encode, "Some text. ")
+    one = judge_matrix.prompt(group, 1000, TEXT)
     N = len(one.ids)
     assert one.sample.prompt.encode()[: one.cut] == one.sample.prompt[: one.sample.cut].encode()
 
@@ -186,8 +191,8 @@ def test_freeze_and_refusals_on_the_command_line(tmp_path, capsys):
         (["judge", "run", "default", "-o", "x.h5"], "ends in .jsonl"),
         (["judge", "run", "default", "-o", "x.jsonl", "--plant", "x=broken:stale"], "KIND is start+1, "),
         (["judge", "run", "default", "-o", "x.jsonl", "--plant", "*=broken:nope"], "KIND is start+1, "),
-        (["judge", "run", "default", "-o", "x.jsonl", "-m", str(tmp_path)], "judge takes presets only"),
-        (["judge", "run", "default", "-o", "x.jsonl", "-m", "owner/name"], "judge takes presets only"),
+        (["judge", "run", "default", "-o", "x.jsonl", "-m", str(tmp_path)], "no folder with a tokenizer"),
+        (["judge", "run", "default", "-o", "x.jsonl", "-m", "minni"], "did you mean 'mini'"),
         (["judge", "run", "default", "-o", "x.jsonl", "--salt"], "--salt is for --endpoint"),
         (["judge", "verdict"], "needs the results file"),
         (["judge", "verdict", str(tmp_path / "none.jsonl")], "No such file"),

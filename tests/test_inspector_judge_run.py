@@ -11,6 +11,7 @@ from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.judge_costs import cost_lines
 from replayscope.inspector.judge_results import Results, Store, header_of, read
+from replayscope.inspector.judge_tokens import Text
 from replayscope.inspector.judge_verdict import judge
 from tests import judging, v41
 
@@ -34,21 +35,20 @@ concurrency = [3]
 
 
 @pytest.fixture(scope="module")
-def text() -> judge_run.Text:
+def text() -> Text:
     """Bytes folded into the vocabulary of the fixtures."""
     size = v41.config().vocab_size
-    return judge_run.Text(
+    return Text(
         lambda t: [b % size for b in t.encode()], lambda ids: "".join(chr(32 + i % 90) for i in ids), "Some words. "
     )
 
 
 def lines(text, contract, cells="*", plants=None, model=None):
-    model = model or v41.model()
-    executor = Executor(model, keep_state=True)
+    executor = Executor(model or v41.model(), keep_state=True)
     return [
         line
         for group in judge_matrix.groups(contract, cells)
-        for some in judge_run.group_lines(model, contract, group, text, set(), plants or {}, executor)
+        for some in judge_run.group_lines(contract, group, text, set(), plants or {}, executor)
         for line in some
     ]
 
@@ -128,7 +128,7 @@ def test_turns_ask_again_over_what_the_turns_before_left(text):
 def test_costs_take_every_arm_by_itself(text):
     contract = judging.contract(CONTRACT)
     (group,) = judge_matrix.groups(contract)
-    made = list(cost_lines(v41.model(), contract, group, text, set(), Executor(v41.model(), keep_state=True)))
+    made = list(cost_lines(contract, group, text, set(), Executor(v41.model(), keep_state=True)))
     assert [line["seed"] for line in made] == [1000, 1001]
     for line in made:
         assert set(line["arms"]) == {"full", "hit", "encoder", "decoder", "both"}
@@ -178,7 +178,7 @@ def test_the_numbers_are_those_of_a_run_without_shortcuts(text):
 
     contract = judging.contract(CONTRACT)
     (group,) = judge_matrix.groups(contract)
-    one = judge_matrix.prompt(group, 1000, text.encode, text.filler)
+    one = judge_matrix.prompt(group, 1000, text)
     steps, N = len(one.answer) + 1, len(one.ids)
     ids = torch.tensor([*one.ids, *[0] * steps])
     shape = Shape(v41.config(), N + steps, forced=steps)
@@ -221,7 +221,11 @@ def test_the_command_runs_resumes_and_judges_on_mini(tmp_path, capsys):
     for source, plant, says in (
         (contract, "*=broken:floor@99", "has the layers 0 to"),
         (start, "*=broken:overwrite", "--plant cannot break chain.straddle"),
-        (long, "*=broken:overwrite", "lengths: 5,000 is more than mini takes, 4,096 tokens"),
+        (
+            long,
+            "*=broken:overwrite",
+            "lengths: 5,000 comes to 5,002 tokens with",
+        ),
     ):
         assert main(["judge", "run", str(source), "-o", str(none), "--plant", plant]) == 2
         assert says in capsys.readouterr().err and not none.exists(), "all is checked before anything is written"
