@@ -110,16 +110,24 @@ class Layout:
 
     def check_prefix(self, pools: tuple[Tensor, Tensor], before: dict[int, list[Tensor]], ratio: int) -> None:
         """Compare, byte by byte, every request's kept entries with what their owner had written."""
+        # What is read where its owner wrote it is the same for all who read it, and is compared once.
+        changed = {o: self._changed(pools, o, old, ratio) for o, old in before.items()}
         for i, r in enumerate(self.plan.requests):
-            kept = r.kept_entries(ratio)
+            kept, owner = r.kept_entries(ratio), self.prefix_owner[i]
             if not kept:
                 continue
-            changed = torch.zeros(kept, dtype=torch.bool, device=self.device)
-            for pool, old in zip(pools, before[self.prefix_owner[i]], strict=True):
-                now = self.first_entries(pool, i, kept, ratio)[0]
-                changed |= (now.view(torch.uint8) != old[:kept].view(torch.uint8)).any(-1)
+            own = r.private_prefix
+            entries = self._changed(pools, i, [old[:kept] for old in before[owner]], ratio) if own else changed[owner]
             self.check.compared[i] += kept
-            self.check.changed[i] += int(changed.sum())
+            self.check.changed[i] += sum(entry < kept for entry in entries)
+
+    def _changed(self, pools: tuple[Tensor, Tensor], request: int, old: list[Tensor], ratio: int) -> list[int]:
+        """Of the request's own first entries the numbers of those whose bytes are not ``old``'s."""
+        changed = torch.zeros(len(old[0]), dtype=torch.bool, device=self.device)
+        for pool, was in zip(pools, old, strict=True):
+            now = self.first_entries(pool, request, len(was), ratio)[0]
+            changed |= (now.view(torch.uint8) != was.view(torch.uint8)).any(-1)
+        return changed.nonzero()[:, 0].tolist()
 
 
 def _offsets(counts: list[int]) -> np.ndarray:

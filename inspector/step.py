@@ -210,29 +210,24 @@ class Step:
             q = rounding.round_index(q)
         weights = ops.index_weights(x, w.indexer.weights_proj, c)
         pool = self.layout.entries(source)[1]
-        picks = torch.full((len(at), c.index_topk), -1, dtype=torch.long, device=self.device)
-        margins = torch.full((len(at),), torch.inf, dtype=weights.dtype, device=self.device)
-        if l == c.candidate_source_layer_id:
-            pool_blocks = torch.full((len(at), c.candidate_topk_blocks), -1, dtype=torch.long, device=self.device)
-        elif c.uses_candidates(l):
-            pool_blocks = b.take(self.candidates)
+        seen = (at + 1) // ratio
+        totals = seen.tolist()
+        inside = b.take(self.candidates) if c.uses_candidates(l) else None
+        # Scores are taken request by request, choices of all rows at once: what a row does not have scores -inf.
+        scores = weights.new_full((len(at), max(1, *totals)), -torch.inf)
         for request, lo, hi in b.segments:
-            seen = (at[lo:hi] + 1) // ratio
-            total = int(seen.max())
-            if total == 0:
-                continue
-            keys, inside = self.layout.first_entries(pool, request, total, ratio), None
-            if c.uses_candidates(l):
-                inside = pool_blocks[lo:hi]
-            scores = index_scores(q[lo:hi], weights[lo:hi], keys, seen, inside, c.candidate_block_size, impl)
-            if l == c.candidate_source_layer_id:
-                pool_blocks[lo:hi] = candidate_blocks(scores, c.candidate_block_size, c.candidate_topk_blocks)
-            picks[lo:hi], margins[lo:hi] = topk_entries(scores, c.index_topk, impl)
+            if total := max(totals[lo:hi]):
+                keys, within = self.layout.first_entries(pool, request, total, ratio), None
+                if inside is not None:
+                    within = inside[lo:hi]
+                rows = q[lo:hi], weights[lo:hi], keys, seen[lo:hi]
+                scores[lo:hi, :total] = index_scores(*rows, within, c.candidate_block_size, impl)
+        picks, margins = topk_entries(scores, c.index_topk, impl)
         picks = self._or_frozen(b, at, picks, self.topk, self.settings.frozen)
         b.put(self.topk, picks)
         b.put(self.topk_margin, margins)
         if l == c.candidate_source_layer_id:
-            b.put(self.candidates, pool_blocks)
+            b.put(self.candidates, candidate_blocks(scores, c.candidate_block_size, c.candidate_topk_blocks))
 
     def _or_frozen(self, b: Block, at: Tensor, own: Tensor, all_rows: Tensor, every: bool) -> Tensor:
         """A block's choices [rows, k]: their own, or for frozen requests (or ``every``) the first request's there."""
