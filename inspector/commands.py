@@ -3,14 +3,13 @@
 Every import of torch, numpy or a picture library is inside the function that needs it.
 """
 
-import re
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from inspect import signature
 from pathlib import Path
 
+from replayscope.inspector import checks
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.listing import TOPICS, models
 from replayscope.inspector.names import choose, unknown
@@ -24,8 +23,8 @@ __all__ = ["TOPICS", "compare", "demo", "import_", "ledger", "list_", "plot", "r
 
 def demo(options: Namespace) -> Result:
     """The main job on the embedded model and texts."""
-    _named(options.out)
-    _parent(options.out)
+    checks.named(options.out)
+    checks.folder_of(options.out)
     if options.out.exists() and not options.out.is_dir():
         raise UsageError(f"{options.out} is not a folder; give another -o")
     if not options.force and options.out.is_dir() and any(options.out.iterdir()):
@@ -60,14 +59,14 @@ def sweep(options: Namespace) -> Result:
 
 def compare(options: Namespace) -> Result:
     """Set two traces against each other."""
-    _trace(options.first)
-    _trace(options.second)
+    checks.trace(options.first)
+    checks.trace(options.second)
     from replayscope.inspector import compare as use_case
     from replayscope.inspector.metrics import METRICS
 
     tolerances = [parse_tolerance(text, METRICS) for text in options.tol]
     if options.floor is not None:
-        _trace(options.floor)
+        checks.trace(options.floor)
     return use_case.compare(
         options.first,
         options.second,
@@ -80,14 +79,14 @@ def compare(options: Namespace) -> Result:
 
 def import_(options: Namespace) -> Result:
     """An engine's own states as a trace."""
-    _output(options.out, options.force)
+    checks.output(options.out, options.force)
     if options.out.suffix != ".h5":
         raise UsageError(f"{options.out}: a trace's name ends in .h5")
     choose("format", options.format, FORMATS)
     if (options.model is None) == (options.against is None):
         raise UsageError("give either --model with --prompt, or --against, whose config and prompt are taken")
     if options.against is not None:
-        _trace(options.against)
+        checks.trace(options.against)
         if options.prompt is not None:
             raise UsageError("--prompt is that of --against; leave it out")
     for name in ("engine", "engine_version", "engine_commit"):
@@ -105,11 +104,11 @@ def import_(options: Namespace) -> Result:
         model=options.model or "",
         prompt=options.prompt,
         against=options.against,
-        arm=_arm(options.arm),
+        arm=checks.arm(options.arm),
         cut=None if options.cut is None else parse_count(options.cut, "--cut"),
         replay=None if options.replay is None else parse_count(options.replay, "--replay", least=1),
-        semantics=_semantics(options.semantics),
-        steps=None if options.steps is None else _steps(options.steps),
+        semantics=checks.semantics(options.semantics),
+        steps=None if options.steps is None else checks.steps(options.steps),
         force=options.force,
     )
     from replayscope.inspector import importing
@@ -119,7 +118,7 @@ def import_(options: Namespace) -> Result:
 
 def show(options: Namespace) -> Result:
     """What a trace holds."""
-    _trace(options.trace)
+    checks.trace(options.trace)
     from replayscope.inspector import summary
 
     return summary.show(options.trace, verify=options.verify, verbose=options.verbosity > 0)
@@ -127,16 +126,16 @@ def show(options: Namespace) -> Result:
 
 def plot(options: Namespace) -> Result:
     """Draw figures of a trace into a file, or all of them into a folder."""
-    _trace(options.trace)
+    checks.trace(options.trace)
     if options.other is not None:
-        _trace(options.other)
+        checks.trace(options.other)
         if options.figure != "compare":
             raise UsageError(f"{options.other}: a second trace is for --figure compare; leave it out")
     if options.figure == "all" and not options.out.suffix:
-        _named(options.out)
-        _parent(options.out)
+        checks.named(options.out)
+        checks.folder_of(options.out)
     else:
-        _output(options.out, options.force)
+        checks.output(options.out, options.force)
     from replayscope.inspector.metrics import METRICS
     from replayscope.ui import export
 
@@ -191,8 +190,8 @@ def _figure_settings(options: Namespace) -> dict:
 def report(options: Namespace) -> Result:
     """Write the whole report of one or more traces as one HTML file."""
     for path in options.traces:
-        _trace(path)
-    _output(options.out, options.force)
+        checks.trace(path)
+    checks.output(options.out, options.force)
     if options.out.suffix.lower() != ".html":
         raise UsageError(f"{options.out}: a report's name ends in .html")
     from replayscope.ui import report as page
@@ -203,13 +202,13 @@ def report(options: Namespace) -> Result:
 def ui(options: Namespace) -> Result:
     """Serve the browser page until it is interrupted."""
     if options.trace:
-        _trace(options.trace)
+        checks.trace(options.trace)
     root = options.root or (options.trace.parent if options.trace else Path("."))
     if not root.is_dir():
         raise UsageError(f"no folder {root}; give --root an existing one")
     if options.trace and not options.trace.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{options.trace} is not under --root {root}; traces are opened only there")
-    port = None if options.port is None else _port(options.port)
+    port = None if options.port is None else checks.port(options.port)
     from replayscope.traces.reader import TraceReader
 
     if options.trace:
@@ -259,7 +258,7 @@ def _common(options: Namespace) -> dict:
 
 def _run_options(options: Namespace) -> RunOptions:
     """The options of record and sweep, checked as far as no model is needed."""
-    _output(options.out, options.force)
+    checks.output(options.out, options.force)
     if options.out.suffix != ".h5":
         raise UsageError(f"{options.out}: a trace's name ends in .h5")
     if options.audit and options.dtype == "bf16":
@@ -274,12 +273,12 @@ def _run_options(options: Namespace) -> RunOptions:
         model=model,
         prompt=options.prompt,
         out=options.out,
-        arms=tuple(_arm(name) for name in _names(options.arms, "arm")),
+        arms=tuple(checks.arm(name) for name in checks.names(options.arms, "arm")),
         cuts=options.cuts,
         replay=options.replay,
         suffix=options.suffix,
         hooks=tuple(glob for text in options.hooks for glob in split_globs(text)),
-        semantics=tuple(_semantics(name) for name in _names(options.semantics, "semantics")),
+        semantics=tuple(checks.semantics(name) for name in checks.names(options.semantics, "semantics")),
         chunks=options.chunks,
         budget=options.budget,
         block=options.block,
@@ -300,76 +299,6 @@ def _run_options(options: Namespace) -> RunOptions:
         resume=options.resume,
         **_common(options),
     )
-
-
-def _names(text: str, what: str) -> Iterable[str]:
-    """Names between commas, each once, in the order typed."""
-    names = dict.fromkeys(part.strip() for part in text.split(","))
-    if "" in names:
-        raise UsageError(f"an empty {what} in {text!r}; give names with a comma between them")
-    return names
-
-
-def _arm(name: str) -> str:
-    """`name` if it is an arm, or a glob such as `broken:*` that stands for some."""
-    from replayscope.inspector.semantics import arm_names
-
-    valid = arm_names()
-    known = re.sub(r"^broken:floor@[0-9]+$", "broken:floor@L", name) in valid and name != "broken:floor@L"
-    if not known and not ("*" in name and any(fnmatchcase(arm, name) for arm in valid)):
-        raise unknown("arm", name, valid)
-    return name
-
-
-def _semantics(name: str) -> str:
-    from replayscope.inspector.semantics import SEMANTICS
-
-    return choose("semantics", name, list(SEMANTICS))
-
-
-def _steps(text: str) -> tuple[int, int | None]:
-    """`3` or `3:5`, which ends before 5, or `3:`."""
-    first, colon, stop = text.partition(":")
-    start = parse_count(first, "--steps")
-    if not colon:
-        return start, start + 1
-    return start, parse_count(stop, "--steps", least=start + 1) if stop else None
-
-
-def _trace(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; give a trace file, or open the folder with replayscope ui --root {path}")
-    if not path.exists():
-        near = path.with_name(path.name + ".partial")
-        hint = f"; its writer did not finish: {near} is there" if near.exists() else "; check the path"
-        raise UsageError(f"no trace {path}{hint}")
-
-
-def _parent(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise UsageError(f"no folder {path.parent} to write {path.name} into; make it first")
-
-
-def _named(path: Path) -> None:
-    """Refuse an empty name, which is this folder to pathlib, and `-`, which is standard output to other programs."""
-    if str(path) in ("-", "."):
-        raise UsageError("-o needs a name: results are never written to standard output or loose into this folder")
-
-
-def _output(path: Path, force: bool) -> None:
-    """Refuse output that could not or must not be written, before anything is computed."""
-    _named(path)
-    _parent(path)
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; -o needs a file name")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists; add --force to replace it, or give another -o")
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536):
-        raise UsageError(f"port {text!r} is not a number from 1 to 65535")
-    return int(text)
 
 
 def _written(paths: Iterable[Path]) -> Result:

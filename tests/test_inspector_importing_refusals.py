@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from replayscope.inspector import cli
-from replayscope.inspector.commands import _steps
+from replayscope.inspector.checks import steps
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.name_maps import load_map, shipped
 from replayscope.traces import TraceReader
@@ -302,7 +302,7 @@ def test_the_dumpers_own_positions_are_used_with_any_map(work, tmp_path):
 
 
 def test_steps():
-    assert (_steps("3"), _steps("3:5"), _steps("3:")) == ((3, 4), (3, 5), (3, None))
+    assert (steps("3"), steps("3:5"), steps("3:")) == ((3, 4), (3, 5), (3, None))
 
 
 # --- packed slots -------------------------------------------------------------------------------------------------
