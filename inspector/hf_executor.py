@@ -1,12 +1,13 @@
 """The executor of Hugging Face models: the requests of a plan as passes in step, their layers as frames."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from replayscope.inspector.frame import Frame
 from replayscope.inspector.hf_cache import KeyValues, ReplayCache, Rows
+from replayscope.inspector.hf_frozen import Choices
 from replayscope.inspector.hf_oracle import HFOracles
 from replayscope.inspector.layout import PrefixCheck
 from replayscope.inspector.packing import Span
@@ -23,13 +24,20 @@ class HFExecutor:
 
     block: rows of one request per pass. budget: rows of a batch of requests that run together; by default few on a CPU,
     where keys of different lengths are padded at a cost, and many on a GPU, which they fill. keep_state: the keys and
-    values of every layer are kept, so that ``advance`` can be called again (decoding).
+    values of every layer are kept, so that ``advance`` can be called again (decoding). frozen: the experts of every
+    request are those of the plan's first one.
     """
 
     def __init__(
-        self, model: HFModel, *, block: int = 512, budget: int | None = None, keep_state: bool = False
+        self,
+        model: HFModel,
+        *,
+        block: int = 512,
+        budget: int | None = None,
+        keep_state: bool = False,
+        frozen: bool = False,
     ) -> None:
-        self.model, self.block, self.decodes = model, block, keep_state
+        self.model, self.block, self.decodes, self.frozen = model, block, keep_state, frozen
         self.budget = budget or (512 if model.device.type == "cpu" else 4096)
         self.taps: list[Tap] = []
 
@@ -74,15 +82,22 @@ class HFExecutor:
         if not running:
             raise ValueError("nothing to run: every request already stands at its stop")
         self.kv.run(rows.request for rows in running)
+        choices = Choices(self.plan, self.frozen)
+        want |= {"router"} if any(choices.takes) else frozenset()
         passes = [
             _ArmPass(self.model, self.kv, batch, self.ids, want, _last(batch, stops, tail))
-            for batch in self._batches(running)
+            for batch in self._batches(running, choices.takes)
         ]
         try:
             with hooked(self.model.parts):
                 for layer in (None, *self.model.config.layers, None):
                     self.kv.begin(layer)
-                    states = [(one.batch, one.step()) for one in passes]
+                    choices.begin()
+                    states = []
+                    for one in passes:
+                        one.forced = choices.of(one.batch)
+                        states.append((one.batch, one.step()))
+                        choices.keep(*states[-1])
                     if layer is not None:
                         self.kv.check(layer)
                     yield self._hand_out(self._frame(self.plan, layer, states))
@@ -98,13 +113,13 @@ class HFExecutor:
         self.plan = self.kv.plan = plan
         self.done = list(done)
 
-    def _batches(self, running: list[Rows]) -> list[tuple[Rows, ...]]:
+    def _batches(self, running: list[Rows], frozen: Sequence[bool]) -> list[tuple[Rows, ...]]:
         """Passes in the order in which they run: those that others read from first, blocks of a request in their order,
-        requests of as many rows together."""
+        requests of as many rows together. frozen: requests whose experts are the first one's."""
         requests = self.plan.requests
         owners = {name for r in requests for name in (r.prefix, r.window_owner)}
         out: list[list[Rows]] = []
-        open_: dict[tuple[bool, int], list[Rows]] = {}
+        open_: dict[tuple[bool, bool, int], list[Rows]] = {}
         for rows in sorted(running, key=lambda rows: requests[rows.request].name not in owners):
             r, count = requests[rows.request], rows.count
             block = min(r.chunk or self.block, self.block)
@@ -115,7 +130,7 @@ class HFExecutor:
                 firsts = range(rows.first, rows.stop, block)
                 out += [[Rows(rows.request, first, min(first + block, rows.stop))] for first in firsts]
                 continue
-            key = r.name in owners, count
+            key = r.name in owners, frozen[rows.request], count
             batch = open_.get(key)
             if batch is None or (len(batch) + 1) * count > self.budget:
                 open_[key] = batch = []

@@ -12,10 +12,7 @@ from replayscope.model import hf
 
 # Options that have no meaning for these models: name, the value that asks for nothing, why.
 _REFUSED = (
-    ("layers_only", None, "its layers are cut by its own code only"),
-    ("stream", False, "give --devices to spread it over several"),
     ("topk", "sparse", "its global layers read every entry as they are"),
-    ("experts", "free", "its router cannot be overruled"),
     ("reproducible", False, "its rows are not tiled"),
     ("resume", False, "its runs cannot be taken up"),
 )
@@ -36,6 +33,9 @@ def load(options: RunOptions, dtype: torch.dtype, devices: list[torch.device]) -
     for name, nothing, why in _REFUSED:
         if getattr(options, name, nothing) != nothing:
             raise UsageError(f"--{name.replace('_', '-')} is not for a Hugging Face model: {why}")
+    if options.stream and (len(devices) > 1 or options.quantize):
+        other = "--quantize" if options.quantize else "--devices"
+        raise UsageError(f"--stream and {other} do not go together for a Hugging Face model; give one of them")
     if len(devices) > 1 and any(d.type != "cuda" for d in devices):
         typed = ",".join(map(str, devices))
         raise UsageError(f"--devices {typed}: a Hugging Face model is spread over CUDA devices only; use --device cpu")
@@ -44,9 +44,14 @@ def load(options: RunOptions, dtype: torch.dtype, devices: list[torch.device]) -
     hf.read_config(options.model)
     tokenizer = hf.load_tokenizer(options.model)
     numbers = _numbers(options, tokenizer)
-    model, origin = hf.load(options.model, dtype, devices, options.quantize)
+    model, origin = hf.load(
+        options.model, dtype, devices, options.quantize, layers=options.layers_only, stream=options.stream
+    )
+    if options.experts == "frozen" and not model.config.freezes:
+        raise UsageError("--experts is not for a Hugging Face model without experts; leave it out")
     numbers = numbers[: options.tokens]
-    return HFLoaded(HFExecutor(model), numbers, _texts(tokenizer, numbers), origin)
+    frozen = options.audit or options.experts == "frozen"
+    return HFLoaded(HFExecutor(model, frozen=frozen), numbers, _texts(tokenizer, numbers), origin)
 
 
 def load_decoder(model: str, dtype: torch.dtype, device: torch.device) -> tuple[HFExecutor, Any, str]:

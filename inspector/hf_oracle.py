@@ -28,7 +28,7 @@ KV = tuple[Tensor, Tensor]
 class HFOracles:
     """Oracle passes walked in step; the same calls as ``oracle.Oracles``. ids [N].
 
-    topk, experts: full's choices, which the other oracles can be made to take; here every pass makes its own.
+    experts: full's, layer → ids [1, N, k], which frozen passes take. topk: there is none.
     """
 
     model: HFModel
@@ -56,13 +56,18 @@ class HFOracles:
         lowest = boundary(self.model.config, arm, cut, replay, prompt_end, 0, semantics, chunks)
         assert isinstance(lowest, int)
         kept = hit_used(cut, replay, semantics)
-        self._passes.append(_OraclePass(self.model, self.ids[:stop], lowest, kept, self._full, not self._passes))
+        one = _OraclePass(self.model, self.ids[:stop], lowest, kept, self._full, not self._passes)
+        one.frozen = "experts" in frozen
+        self._passes.append(one)
 
     def step(self) -> list[Frame]:
         """The next frame of every pass, in the order in which they were added."""
         layers = self.model.config.num_hidden_layers
         layer = self._done - 1 if 1 <= self._done <= layers else None
         self._done += 1
+        chosen = None if layer is None else self.experts.get(layer)
+        for one in self._passes:
+            one.forced = chosen[0, : len(one.ids)] if one.frozen and chosen is not None else None
         with hooked(self.model.parts), self._attending():
             return [Frame(layer, one.frame()) for one in self._passes]
 
@@ -86,6 +91,7 @@ class _OraclePass(Pass):
         super().__init__(self._forward, model.dtype, _POINTS)
         self.model, self.ids, self.lowest, self.kept, self.full, self.first = model, ids, lowest, kept, full, first
         self.at = torch.arange(len(ids), device=ids.device)
+        self.frozen = False
 
     def _forward(self) -> Tensor:
         return self.model.logits(self.ids[None], self.at[None], None, None)

@@ -98,7 +98,7 @@ def unsuited(config: Geometry, arm: str) -> str:
     if plain(arm) in ("decoder", "both") and config.decoder_start >= config.num_hidden_layers:
         return "it has no decoder half, whose layers all read one layer's global KV"
     if arm.removeprefix("oracle:").startswith("frozen:") and not config.freezes:
-        return "its choices cannot be frozen"
+        return "it makes no choice that could be frozen"
     return "it has no global KV" if arm == "broken:overwrite" and not any(config.compress_ratios) else ""
 
 

@@ -121,7 +121,8 @@ def _write_trace(options: RunOptions) -> Path:
         keep_free=KEEP_FREE,
         compression="gzip" if options.compression == "gzip" else None,
     )
-    chosen = replace(options, stream=isinstance(model, StreamedModel))
+    # Our own model is streamed by itself where it would not fit.
+    chosen = options if loaded.engine else replace(options, stream=isinstance(model, StreamedModel))
     about = provenance.collect(chosen, loaded.name, loaded.weights_hash, ids, model, sys.argv)
     snapshots = Snapshots(writer, about, executor, options.resume)
     with QueuedWriter(writer) as out:

@@ -17,6 +17,7 @@ from torch import Tensor
 from replayscope.model.hf_config import HFConfig, UnmappedError, map_config
 from replayscope.model.hf_faults import check_weights, told
 from replayscope.model.hf_hooks import Parts, find_parts
+from replayscope.model.hf_places import on_disk, placement, with_folder
 from replayscope.model.manifest import weights_hash
 
 log = logging.getLogger(__name__)
@@ -74,29 +75,44 @@ def load(
     dtype: torch.dtype,
     devices: list[torch.device],
     quantise: str | None = None,
+    layers: int | None = None,
+    stream: bool = False,
 ) -> tuple[HFModel, str]:
     """The model in a folder, or of an id on the hub, and the SHA-256 of its weights or the commit they are of.
 
     devices: one, or several among which the layers are spread. quantise: ``8bit`` or ``4bit`` where transformers can.
-    Raises WeightsError with one line where it cannot be fetched, mapped or loaded, or its weights are not all there.
+    layers: its first so many only; the weights of the others are not read. stream: weights of its layers stay on the
+    disk until they run; one device, not quantised. Raises WeightsError with one line where it cannot be fetched, mapped
+    or loaded, or its weights are not all there.
     """
     config, mapped = read_config(name)
     with told(name):
         config._experts_implementation = "eager"
-        module, loading = auto_class(config).from_pretrained(
-            name,
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            local_files_only=_local(name),
-            # So that they are told by name.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **_placement(devices, quantise),
-        )
+        depth = mapped.num_hidden_layers
+        mapped = mapped if layers is None else mapped.first(layers)
+        options = placement(devices, quantise)
+        if len(devices) == 1 and quantise is None and (stream or mapped.num_hidden_layers < depth):
+            with torch.device("meta"):
+                empty: Any = auto_class(config).from_config(config)
+            options |= on_disk(empty, empty.get_decoder(), devices[0], 0 if stream else mapped.num_hidden_layers)
+        with with_folder(options) as owned:
+            module, loading = auto_class(config).from_pretrained(
+                name,
+                config=config,
+                dtype=dtype,
+                attn_implementation="eager",
+                local_files_only=_local(name),
+                # So that they are told by name.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
+            owned(module)
         # Layers that predict further tokens are stored behind the others, and not run.
         further = getattr(config.get_text_config(decoder=True), "num_nextn_predict_layers", None) or 0
-        check_weights(name, module, mapped.num_hidden_layers + further, loading)
+        check_weights(name, module, depth + further, loading)
+        decoder = module.get_decoder()
+        decoder.layers = decoder.layers[: mapped.num_hidden_layers]
         return placed(module, mapped, dtype), _origin(name, config)
 
 
@@ -110,7 +126,7 @@ def placed(module: Any, mapped: HFConfig, dtype: torch.dtype) -> HFModel:
     _check_windows(parts, mapped)
     routes = tuple(l for l, p in enumerate(parts.layers) if p.experts is not None)
     feeds = tuple(l for l, p in enumerate(parts.layers) if p.feed_forward is not None)
-    where = {p.device for p in module.parameters()} | {b.device for b in module.buffers()}
+    where = {t.device for t in (*module.parameters(), *module.buffers())} - {torch.device("meta")}
     first = next(module.get_input_embeddings().parameters()).device
     home = first if len(where) == 1 else torch.device("cpu")
     return HFModel(module, replace(mapped, router_layers=routes, ffn_layers=feeds), parts, dtype, first, home)
@@ -141,6 +157,7 @@ def say_less(verbosity: int) -> None:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         huggingface_hub.logging.set_verbosity_error()
+        logging.getLogger("accelerate").setLevel(logging.ERROR)
 
 
 def _check_windows(parts: Parts, config: HFConfig) -> None:
@@ -157,21 +174,6 @@ def _check_windows(parts: Parts, config: HFConfig) -> None:
 def _says_for_all(parts: Parts, said: Any) -> bool:
     """Whether every layer carries the same value: then it is the config's, not the layer's."""
     return all(getattr(p.attention, "sliding_window", "unsaid") == said for p in parts.layers)
-
-
-def _placement(devices: list[torch.device], quantise: str | None) -> dict[str, Any]:
-    """Arguments of from_pretrained that say where the weights go and how they are held."""
-    options: dict[str, Any] = {}
-    if quantise is not None:
-        options["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_8bit=quantise == "8bit", load_in_4bit=quantise == "4bit"
-        )
-    if len(devices) > 1:
-        free = {d.index or 0: torch.cuda.mem_get_info(d)[0] for d in devices if d.type == "cuda"}
-        return options | {"device_map": "balanced", "max_memory": free}
-    if devices[0].type != "cpu" or quantise is not None:
-        options["device_map"] = {"": devices[0]}
-    return options
 
 
 def _local(name: str) -> bool:

@@ -100,8 +100,8 @@ class HFConfig:
 
     @property
     def freezes(self) -> bool:
-        """A router cannot be overruled: what it weighs its experts by is its own."""
-        return False
+        """Its experts, where a layer has some."""
+        return bool(self.router_layers)
 
     def first(self, layers: int) -> "HFConfig":
         """The same with its first so many layers only."""

@@ -141,7 +141,7 @@ class _Layer:
             if "attention_mask" not in kwargs:
                 raise UnmappedError(f"{self.name} is given no attention_mask by name; its mask cannot be replaced")
             kwargs["attention_mask"] = mask
-        if self.routes and "router" in one.want:
+        if self.routes and ("router" in one.want or one.forced is not None):
             with _Choices(one):
                 out = original(*args, **kwargs)
         else:
@@ -152,16 +152,28 @@ class _Layer:
 
 
 class _Choices(TorchFunctionMode):
-    """Remembers the scores of the last top-k, which is the router's choice when its experts are called."""
+    """Remembers the scores of the last top-k, which is the router's choice when its experts are called.
+
+    Where the choice is forced, top-k answers with the forced ids and their own scores. A top-k of groups that came
+    before does not matter then; whether it was the router's that was answered is checked by what its experts are given.
+    """
 
     def __init__(self, one: Pass) -> None:
         super().__init__()
         self.one = one
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in (torch.topk, torch.Tensor.topk):
-            self.one.scores = args[0] if args else (kwargs or {})["input"]
-        return func(*args, **(kwargs or {}))
+        if func not in (torch.topk, torch.Tensor.topk):
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(("input", "k"), args, strict=False)) | (kwargs or {})
+        self.one.scores = scores = given["input"]
+        forced = self.one.forced
+        if forced is None or given["k"] != forced.shape[-1] or scores.shape[:-1].numel() != len(forced):
+            return func(*args, **(kwargs or {}))
+        if scores.shape[-1] <= int(forced.max()):
+            return func(*args, **(kwargs or {}))
+        ids = forced.to(scores.device).reshape(*scores.shape[:-1], -1)
+        return torch.return_types.topk((scores.gather(-1, ids), ids))
 
 
 @dataclass(frozen=True)
@@ -172,8 +184,10 @@ class _Experts:
 
     def __call__(self, one: Pass, original: Callable, *args: Any, **kwargs: Any) -> Any:
         chosen = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and not t.is_floating_point()]
-        if chosen and "router" in one.want:
-            ids = chosen[0].flatten(0, -2).sort(-1).values
+        ids = chosen[0].flatten(0, -2).sort(-1).values if chosen else None
+        if one.forced is not None and (ids is None or not torch.equal(ids, one.forced.to(ids.device))):
+            raise UnmappedError(f"{self.name} takes other experts than it is told to: its choice cannot be frozen")
+        if ids is not None and "router" in one.want:
             one.states["router"] = ids
             one.states["router_margin"] = _margin(one.scores, ids)
         return original(*args, **kwargs)

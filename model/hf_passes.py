@@ -27,6 +27,8 @@ class Pass(greenlet):
         # Where each layer of this pass runs, and what scores its router chose by.
         self.layer: int | None = None
         self.scores: Tensor | None = None
+        # Experts that its rows take in the next layer instead of their own choice, ascending [B·rows, k].
+        self.forced: Tensor | None = None
 
     def run(self) -> States:
         logits = self.forward()

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import replayscope.inspector
 import replayscope.inspector.hf_load
 from replayscope.model import hf as loader
+from replayscope.model.hf_places import placement
 from replayscope.traces.reader import TraceReader
 from tests import hf
 
@@ -78,8 +79,6 @@ def test_what_is_refused_is_refused_in_one_line(talking, tmp_path, capsys):
     assert "takes 256" in refused(capsys, "-m", plain, "-p", "ids:" + ",".join(["5"] * 257), *CHEAP, *ends)
     assert "is for Hugging Face models" in refused(capsys, "-m", "mini", "--chat", *ends)
     for option in (
-        ("--layers-only", "2"),
-        ("--stream",),
         ("--topk", "dense"),
         ("--experts", "frozen"),
         ("--reproducible",),
@@ -246,11 +245,11 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, tmp_path, capsys
 def test_devices_and_bits_are_handed_to_transformers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: (1000 + d.index, 2000))
     cpu, gpus = [torch.device("cpu")], [torch.device("cuda:0"), torch.device("cuda:1")]
-    assert loader._placement(cpu, None) == {}
-    assert loader._placement(gpus[:1], None) == {"device_map": {"": gpus[0]}}
-    assert loader._placement(gpus, None) == {"device_map": "balanced", "max_memory": {0: 1000, 1: 1001}}
-    assert loader._placement(cpu, "4bit")["quantization_config"].load_in_4bit
-    assert loader._placement(gpus, "8bit")["quantization_config"].load_in_8bit
+    assert placement(cpu, None) == {}
+    assert placement(gpus[:1], None) == {"device_map": {"": gpus[0]}}
+    assert placement(gpus, None) == {"device_map": "balanced", "max_memory": {0: 1000, 1: 1001}}
+    assert placement(cpu, "4bit")["quantization_config"].load_in_4bit
+    assert placement(gpus, "8bit")["quantization_config"].load_in_8bit
 
 
 def test_record_keeps_states_under_their_names(tmp_path, capsys):
