@@ -17,6 +17,7 @@ from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.judge_contract import Contract
 from replayscope.inspector.judge_costs import cost_lines
 from replayscope.inspector.judge_matrix import Group
+from replayscope.inspector.judge_pace import Pace
 from replayscope.inspector.judge_results import Store, header_of, read
 from replayscope.inspector.judge_run import group_lines, planted
 from replayscope.inspector.judge_tokens import Text, of_tokenizer
@@ -120,23 +121,23 @@ def run(asked: JudgeRun) -> Result:
     if one.notes:
         header |= {"notes": one.notes, "without": dict(one.without)}
     _check_plants(one, asked)
-    began, total = time.perf_counter(), len(groups) * asked.contract.evidence.samples
+    e = asked.contract.evidence
+    rows = {group.label: matrix.rows(one.config, group, matrix.prompt(group, e.seed, text)) for group in groups}
     with Store(asked.out, header, asked.force) as store:
-        left = total - len(store.done)
+        pace = Pace(rows, e.samples, store.done)
         if store.done and not store.complete:
-            log.info("%d of %d prompts are in %s already", len(store.done), total, asked.out)
-        ran = 0
-        for group in groups:
-            for lines in group_lines(asked.contract, group, text, store.done, asked.plants or {}, executor):
-                for line in lines:
+            log.info("%d of %d prompts are in %s already", pace.there, pace.prompts, asked.out)
+        try:
+            for group in groups:
+                for lines in group_lines(asked.contract, group, text, store.done, asked.plants or {}, executor):
+                    for line in lines:
+                        store.add(line)
+                    pace.add(group.label, len(lines))
+                for line in cost_lines(asked.contract, group, text, store.timed, executor):
                     store.add(line)
-                ran += len(lines)
-                log.debug("%d of %d prompts", ran, left)
-            for line in cost_lines(asked.contract, group, text, store.timed, executor):
-                store.add(line)
-            if ran:
-                spent = time.perf_counter() - began
-                log.info("%d/%d prompts, %s, %.0f s left", ran, left, group.label, spent / ran * (left - ran))
+        except KeyboardInterrupt:
+            log.info("%d of %d prompts are in %s; the same command goes on", pace.there, pace.prompts, asked.out)
+            raise
         store.seal()
     return judge_text.result(judge(read(asked.out), asked.contract), asked.out)
 

@@ -201,14 +201,12 @@ def _model(name: str) -> str:
 def _plants(texts: list[str]) -> Mapping[str, str]:
     from replayscope.inspector.semantics import BROKEN
 
-    # A stale window is another prompt's, and a pass of judge has none to take it from.
-    kinds = [kind for kind in BROKEN if kind != "stale"]
     found = {}
     for text in texts:
         glob, _, arm = text.rpartition("=")
         kind = re.sub(r"^floor@[0-9]+$", "floor@L", arm.removeprefix("broken:"))
-        if not glob or not arm.startswith("broken:") or kind not in kinds or arm == "broken:floor@L":
-            raise UsageError(f"--plant {text}: write CELLS=broken:KIND; KIND is {', '.join(kinds)} (L: a layer)")
+        if not glob or not arm.startswith("broken:") or kind not in BROKEN or arm == "broken:floor@L":
+            raise UsageError(f"--plant {text}: write CELLS=broken:KIND; KIND is {', '.join(BROKEN)} (L: a layer)")
         found[glob] = arm
     return found
 

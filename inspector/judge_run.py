@@ -19,6 +19,7 @@ from replayscope.inspector.judge_matrix import Group, Prompt, Run
 from replayscope.inspector.judge_states import WANT, States
 from replayscope.inspector.judge_tokens import Text
 from replayscope.inspector.plan import Plan, Request
+from replayscope.inspector.runner import foreign_tokens
 from replayscope.inspector.semantics import Shape, request
 from replayscope.model.tasks import score
 
@@ -27,11 +28,15 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Job:
-    """A request of a pass: which prompt, which run (None is full), and where full's request of that prompt is."""
+    """A request of a pass: which prompt, which run (None is full), and where full's request of that prompt is.
+
+    told: whether it has a line; another prompt that runs for its window alone has none.
+    """
 
     prompt: int
     run: Run | None
     full: int
+    told: bool = True
 
 
 def group_lines(
@@ -42,16 +47,19 @@ def group_lines(
     plants: Mapping[str, str],
     executor: Decoder,
 ) -> Iterator[list[Line]]:
-    """One list of lines per pass of ``concurrency`` prompts, those not yet done.
+    """One list of lines per pass of ``concurrency`` prompts, of those not yet done.
 
     plants: cells (globs) → arm that runs there in secret of what its name says, to see whether it is found.
     """
     e = contract.evidence
-    seeds = [e.seed + i for i in range(e.samples) if (group.label, e.seed + i) not in done]
-    for at in range(0, len(seeds), group.concurrency):
-        some = seeds[at : at + group.concurrency]
-        prompts = [matrix.prompt(group, seed, text) for seed in some]
-        yield _pass(contract, group, text, prompts, plants, executor)
+    for at in range(0, e.samples, group.concurrency):
+        seeds = range(e.seed + at, e.seed + min(at + group.concurrency, e.samples))
+        left = [seed for seed in seeds if (group.label, seed) not in done]
+        if left:
+            # A pass runs whole even if some of it is there: what shares it moves the last digits of the others.
+            prompts = [matrix.prompt(group, seed, text) for seed in seeds]
+            lines = _pass(contract, group, text, prompts, plants, executor)
+            yield [line for line in lines if line["seed"] in left]
 
 
 def _pass(
@@ -76,9 +84,17 @@ def _pass(
         tokens[name][: len(one.ids)] = torch.tensor(one.ids)
         full = len(jobs)
         for run, r in matrix.requests(config, group, one, name, room):
+            made = r if run is None else planted(config, group.cell(run), r, plants)
+            foreign = f"{name}:foreign"
+            if made.window_owner == foreign and foreign not in tokens:
+                # A stale window is another prompt's, which has to run before.
+                tokens[foreign] = torch.cat((foreign_tokens(torch.tensor(one.ids), i), tokens[name][len(one.ids) :]))
+                jobs.append(_Job(i, None, len(jobs), told=False))
+                rights.append(replace(requests[full], arm=foreign, tokens=foreign))
+                requests.append(rights[-1])
             jobs.append(_Job(i, run, full))
             rights.append(r)
-            requests.append(planted(config, group.cell(run), r, plants) if run is not None else r)
+            requests.append(made)
     owners = [j.full for j in jobs]
     states = States(requests, owners, config.sliding_window)
     session = Session(executor.model, Plan(tuple(requests)), tokens, executor, states.watch, WANT)
@@ -92,7 +108,7 @@ def _pass(
     for i, one in enumerate(prompts):
         runs = []
         for at, job in enumerate(jobs):
-            if job.prompt != i:
+            if job.prompt != i or not job.told:
                 continue
             r, right = requests[at], rights[at]
             runs.append(
