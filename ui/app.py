@@ -30,12 +30,11 @@ from replayscope.ui import (
     controls,
     skin,
     tab_compare,
-    tab_cut,
     tab_export,
     tab_judge,
     tab_logits,
+    tab_maps,
     tab_overview,
-    tab_position,
     tab_replay,
     tab_run,
     tab_tensor,
@@ -50,7 +49,7 @@ from replayscope.ui.session import Seen, Session
 
 PLOTLY_URL = "replayscope/plotly.min.js"
 TABS = (
-    tab_overview.TAB, tab_cut.TAB, tab_position.TAB, tab_replay.TAB, tab_logits.TAB, tab_tensor.TAB, tab_compare.TAB,
+    tab_overview.TAB, tab_maps.CUT, tab_maps.POSITION, tab_replay.TAB, tab_logits.TAB, tab_tensor.TAB, tab_compare.TAB,
     tab_judge.TAB, tab_run.TAB, tab_export.TAB,
 )  # fmt: skip
 
