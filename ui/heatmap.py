@@ -148,7 +148,7 @@ def _row_ticks(chart: MapChart, shown: list[int]) -> list[str]:
 
 
 def _ticks(chart: MapChart) -> list[tuple[float, str]]:
-    """Tick places in columns from the left edge: both ends, the marked columns, and evenly spread others between."""
+    """Tick places in columns from the left edge: both ends and evenly spread others between; of a few columns all."""
     grid = chart.grid
     columns = grid.shape[1]
     if not columns:
@@ -156,7 +156,7 @@ def _ticks(chart: MapChart) -> list[tuple[float, str]]:
     cuts = chart.column == "H"
     middle = 0.5 if cuts else 0.0
     wanted = [0, columns - 1 if cuts else columns]
-    wanted += [round(i * columns / 8) for i in range(1, 8)]
+    wanted += range(columns) if columns <= 12 else [round(i * columns / 8) for i in range(1, 8)]
     edges = np.append(grid.start, grid.stop[-1:])
     chosen: list[int] = []
     for column in wanted:

@@ -21,6 +21,7 @@ from matplotlib.patches import Rectangle
 
 DPI = 100  # figures are laid out in pixels of this many to the inch, and drawn at twice that
 LEFT, RIGHT, BAR = 78, 24, 104
+LETTER, BESIDE = 7, 42  # pixels that a letter beside the y axis takes, and its title, ticks and gaps
 DASHES = {"dash": (0, (6, 4)), "dot": (0, (1.5, 2.5)), "dashdot": "-.", "3px,3px": (0, (3, 3))}
 MARKERS = {"diamond": "D", "x": "X", "square": "s", "circle-open": "o"}
 HATCHES = {"/": "////", ".": "..."}
@@ -36,7 +37,8 @@ def render(figure: go.Figure, kind: str, width: int, height: int) -> bytes:
     margin = layout.margin
     top, bottom = margin.t or base.margin.t, (margin.b or base.margin.b) + 26
     bars = any(trace.type == "heatmap" and trace.showscale is not False for trace in figure.data)  # type: ignore[attr-defined]
-    box = (LEFT / width, bottom / height, 1 - (LEFT + (BAR if bars else RIGHT)) / width, 1 - (top + bottom) / height)
+    left, right = _left(layout), BAR if bars else RIGHT
+    box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
     panels = {n: _axes(canvas, layout, n, box, base) for n in _numbers(layout)}
     named: dict[str, Any] = {}
     before: Any = None
@@ -59,15 +61,15 @@ def render(figure: go.Figure, kind: str, width: int, height: int) -> bytes:
     for note in layout.annotations:
         _note(panels[_number(note)], note, ink, box)
     title = layout.title
-    canvas.text(LEFT / width, 1 - 16 / height, _plain(title.text), size=_points(17), weight="bold", va="top", color=ink)
+    canvas.text(left / width, 1 - 16 / height, _plain(title.text), size=_points(17), weight="bold", va="top", color=ink)
     lines = title.text.count("<br>")
     canvas.text(
-        LEFT / width, 1 - (42 + 24 * lines) / height, _plain(title.subtitle.text), size=_points(12), va="top",
+        left / width, 1 - (42 + 24 * lines) / height, _plain(title.subtitle.text), size=_points(12), va="top",
         color=base.title.subtitle.font.color,
     )  # fmt: skip
     if named:
         canvas.legend(
-            list(named.values()), list(named), loc="lower left", bbox_to_anchor=(LEFT / width - 0.006, 2 / height),
+            list(named.values()), list(named), loc="lower left", bbox_to_anchor=(left / width - 0.006, 2 / height),
             ncols=min(6, len(named)), frameon=False, fontsize=_points(12), labelcolor=base.legend.font.color,
             handlelength=1.6, columnspacing=1.4,
         )  # fmt: skip
@@ -89,6 +91,12 @@ def _plain(text: str) -> str:
 
 def _numbers(layout: Any) -> list[str]:
     return [key[5:] for key in layout.to_plotly_json() if re.fullmatch(r"xaxis\d*", key)]
+
+
+def _left(layout: Any) -> int:
+    """Pixels left of the axes, so that the longest text of a row and the title beside it have room."""
+    texts = (_plain(text) for n in _numbers(layout) for text in layout[f"yaxis{n}"].ticktext or ())
+    return max([LEFT, *(BESIDE + LETTER * len(text) for text in texts)])
 
 
 def _number(item: Any) -> str:
