@@ -168,8 +168,7 @@ def _told(
     owners, e = torch.tensor([j.full for j in jobs]), contract.evidence
     greedy, forced = session.follow(owners.tolist(), steps)
     kl, free = (_kl(logits, owners) for logits in (forced, greedy.logits))
-    # Sampling costs a pass per token; long outputs are where it tells something.
-    sampled = session.decode(steps, e.temperature, e.seed) if group.output == "long" else None
+    sampled = session.decode(steps, e.temperature, e.seed)
     out: list[Line] = []
     for at, job in enumerate(jobs):
         one = prompts[job.prompt]
@@ -182,9 +181,8 @@ def _told(
                 "kl": [_short(v) for v in kl[at, :own].tolist()],
                 "kl_free": [_short(v) for v in free[at, :own].tolist()],
                 "differs": _apart(greedy, at, job.full, own),
+                "sampled": _apart(sampled, at, job.full, own),
             }
-            if sampled is not None:
-                line["sampled"] = _apart(sampled, at, job.full, own)
         out.append(line)
     return out
 
@@ -193,7 +191,7 @@ def _joined(before: Line, now: Line) -> Line:
     """Two turns as one: right if both are; what is told by step goes on."""
     out = {"exact": before["exact"] and now["exact"], "share": _short((before["share"] + now["share"]) / 2)}
     out["text"] = before["text"] + "⏎" + now["text"]
-    for key in ("kl", "kl_free", "differs"):
+    for key in ("kl", "kl_free", "differs", "sampled"):
         if key in now:
             out[key] = before[key] + now[key]
     out["turns"] = [*before.get("turns", [before["exact"]]), now["exact"]]

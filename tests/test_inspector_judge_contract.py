@@ -31,6 +31,8 @@ def test_the_shipped_contract_loads_and_can_show_what_it_asks_for():
         one = judge_matrix.prompt(group, 1000, TEXT)
         made = judge_matrix.requests(MINI, group, one, "p", 40)
         assert len(made) == len(group.runs) + 1, f"{group.label}: a cell that never runs is never accepted"
+        cuts = {request.cut for run, request in made if run is not None and run.arm in ("encoder", "both")}
+        assert len(cuts) > 1, f"{group.label}: every prompt replays at another cut too"
         for _, request in made:
             request.check(MINI)
 

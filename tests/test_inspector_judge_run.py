@@ -120,9 +120,11 @@ def test_turns_ask_again_over_what_the_turns_before_left(text):
         assert all(len(run["turns"]) == 3 for run in runs.values())
         # full and the control go on without a replay and stay equal; errors of the encoder's replays are there.
         assert max(runs["hit/paper/task"]["kl"]) < 1e-14 < max(runs["encoder/paper/task"]["kl"])
-    for line in long:
-        assert all(len(run["sampled"]) == len(run["kl"]) == 40 for run in line["runs"][1:])
+    assert all(len(run["kl"]) == 40 for line in long for run in line["runs"][1:])
+    for line in made:
+        assert all(len(run["sampled"]) == len(run["differs"]) == len(run["kl"]) for run in line["runs"][1:])
         assert not any(line["runs"][1]["sampled"]), "equal logits sample equal tokens"
+    assert any(any(run["sampled"]) for line in long for run in line["runs"][2:]), "others need not"
 
 
 def test_costs_take_every_arm_by_itself(text):
