@@ -66,8 +66,10 @@ window.replayscope = (() => {
   function paint(plot) {
     const entry = held.get(plot);
     if (!entry) return undefined;
-    const figure = structuredClone(entry.figure);
-    const layout = figure.layout;
+    // Of the curves only their own keys are changed; their long arrays stay as they are.
+    const data = entry.figure.data.map((trace) => ({ ...trace }));
+    const layout = structuredClone(entry.figure.layout);
+    const figure = { data, layout };
     layout.title = undefined;
     layout.showlegend = false; // the key stands in the page, where it can wrap
     layout.margin = Object.assign({}, layout.margin, { t: 26, b: 48 });
@@ -101,11 +103,19 @@ window.replayscope = (() => {
     return item;
   }
 
+  // Words of a map's cells, which the page gets in parts (packed_json).
+  function unpack(trace) {
+    const { columns, rows, rests, at } = trace.words;
+    trace.text = at.map((line, r) => line.map((i, c) => (i < 0 ? '' : columns[c] + rows[r] + rests[i])));
+    delete trace.words;
+  }
+
   // root holds h2, p, .rs-plot and .rs-key; figure is plotly JSON (object or text).
   function show(root, figure) {
     const plot = root.querySelector('.rs-plot');
     if (!plot || !figure) return undefined;
     const parsed = typeof figure === 'string' ? JSON.parse(figure) : figure;
+    for (const trace of parsed.data) if (trace.words) unpack(trace);
     const meta = parsed.layout.meta || {};
     root.querySelector('h2').textContent = meta.title || '';
     root.querySelector('p').textContent = [meta.sentence, ...(meta.notes || [])].filter(Boolean).join(' · ');

@@ -6,7 +6,7 @@ from replayscope.ui.charts import cut_layer_chart, position_layer_chart
 from replayscope.ui.grid import MapChart
 from replayscope.ui.heatmap import draw
 from replayscope.ui.library import Library
-from replayscope.ui.page import figure_json
+from replayscope.ui.page import packed_json
 from replayscope.ui.view import Choice, chosen_run
 
 
@@ -19,7 +19,7 @@ def cut_chart(library: Library, c: Choice) -> MapChart:
 def cut_map(library: Library, c: Choice) -> str:
     """The same as a figure, JSON."""
     what = ("cut map", c.arm, c.reference, c.point, c.region, c.metric)
-    return library.cached(c.trace, what, lambda _: figure_json(draw(cut_chart(library, c))))
+    return library.cached(c.trace, what, lambda _: packed_json(draw(cut_chart(library, c))))
 
 
 def position_chart(library: Library, c: Choice) -> MapChart:
@@ -33,4 +33,4 @@ def position_map(library: Library, c: Choice) -> str:
     """The same as a figure, JSON."""
     run = chosen_run(library.open(c.trace), c).index
     what = ("position map", run, c.reference, c.point, c.metric)
-    return library.cached(c.trace, what, lambda _: figure_json(draw(position_chart(library, c))))
+    return library.cached(c.trace, what, lambda _: packed_json(draw(position_chart(library, c))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,39 @@ HERE = Path(__file__).parent
 def figure_json(figure: go.Figure) -> str:
     """A figure as JSON text; the same figure gives the same bytes, and there is no NaN literal in it."""
     return pio.to_json(figure, validate=False, engine="json", remove_uids=True) or "{}"
+
+
+def packed_json(figure: go.Figure) -> str:
+    """The same for figure.js alone, which unpacks it: the words of a map's cells, nearly all of its text, in parts.
+
+    A page passes the text of a figure through several hands on its way, and each takes as long as it has characters.
+    """
+    drawn = figure.to_plotly_json()
+    for trace in drawn["data"]:
+        if trace["type"] == "heatmap" and (parts := _packed_words(trace.get("text", ()))):
+            trace["words"] = parts
+            del trace["text"]
+    return pio.to_json(drawn, validate=False, engine="json", remove_uids=True) or "{}"
+
+
+def _packed_words(text: Sequence[Sequence[str]]) -> dict[str, list] | None:
+    """Words of cells [row][column] as `columns[c] + rows[r] + rests[at[r][c]]`, at = -1 for none; None if they are not
+    of the form `column, row<br>rest`."""
+    columns, rows = [""] * (len(text[0]) if len(text) else 0), [""] * len(text)
+    rests: dict[str, int] = {}
+    at = [[-1] * len(columns) for _ in rows]
+    for r, line in enumerate(text):
+        for c, words in enumerate(line):
+            if not words:
+                continue
+            head, line_break, rest = words.partition("<br>")
+            column, comma, row = head.partition(", ")
+            fits = columns[c] in ("", column) and rows[r] in ("", f", {row}<br>")
+            if not (line_break and comma and fits):
+                return None
+            columns[c], rows[r] = column, f", {row}<br>"
+            at[r][c] = rests.setdefault(rest, len(rests))
+    return {"columns": columns, "rows": rows, "rests": list(rests), "at": at}
 
 
 def facts(figure: go.Figure) -> dict:
