@@ -30,11 +30,11 @@ def changes(tmp_path_factory) -> tuple[list[Change], list[int]]:
 def recorded(path: Path) -> tuple[list[Change], list[int]]:
     log: list[Change] = []
     done: list[int] = []
-    real = os.pwrite, os.ftruncate
+    real = os.pwritev, os.ftruncate
 
-    def pwrite(fd: int, data: memoryview, at: int) -> int:
-        log.append(("write", at, bytes(data)))
-        return real[0](fd, data, at)
+    def pwritev(fd: int, parts: list[memoryview], at: int) -> int:
+        log.append(("write", at, b"".join(parts)))
+        return real[0](fd, parts, at)
 
     def ftruncate(fd: int, size: int) -> None:
         log.append(("cut", size, b""))
@@ -57,7 +57,7 @@ def recorded(path: Path) -> tuple[list[Change], list[int]]:
             return Told()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk.os, "pwrite", pwrite)
+        patch.setattr(disk.os, "pwritev", pwritev)
         patch.setattr(disk.os, "ftruncate", ftruncate)
         patch.setattr(small, "TraceWriter", Noting)
         small.small_trace(path)
@@ -106,7 +106,7 @@ def test_a_kill_at_any_write_loses_no_record_that_was_reported_done(changes, tmp
 def test_without_the_journal_a_kill_loses_the_file(tmp_path, monkeypatch):
     def plain(self: disk.Disk) -> None:
         for page, held in sorted(self._pages.items()):
-            disk._write(self._fd, memoryview(held), page * disk._PAGE)
+            disk._write(self._fd, (held,), page * disk._PAGE)
         os.ftruncate(self._fd, self.size)
         self._pages.clear()
         self.committed = self.size
@@ -207,18 +207,17 @@ def test_sigkill_at_random_moments_leaves_a_partial_and_never_half_a_file(tmp_pa
     assert TraceReader(path).verify() == [] and os.listdir(tmp_path) == ["t.h5"]
 
 
-def failing(at: int) -> Callable[[int, memoryview, int], int]:
-    """A pwrite on a disk that has no byte left from `at` on; it takes what still fits."""
+def failing(at: int) -> Callable[[int, list[memoryview], int], int]:
+    """A pwritev on a disk that has no byte left from `at` on; it takes what still fits."""
 
-    def pwrite(fd: int, data: memoryview, where: int) -> int:
-        if where + len(data) > at:
-            if where >= at:
-                raise OSError(28, os.strerror(28))
-            data = data[: at - where]
-        return real(fd, data, where)
+    def pwritev(fd: int, parts: list[memoryview], where: int) -> int:
+        data = b"".join(parts)
+        if where + len(data) > at and where >= at:
+            raise OSError(28, os.strerror(28))
+        return real(fd, [data[: at - where]], where)
 
-    real = os.pwrite
-    return pwrite
+    real = os.pwritev
+    return pwritev
 
 
 @pytest.mark.parametrize("room", range(3000, 22000, 1300))
@@ -228,7 +227,7 @@ def test_a_disk_that_fills_up_at_any_point_keeps_what_was_recorded(tmp_path, mon
     with monkeypatch.context() as patch, pytest.raises(TraceError, match="No space left on device") as raised, out:
         out.header(config={}, provenance={}, tokens=small.TOKENS)
         out.runs(small.RUNS)
-        patch.setattr(disk.os, "pwrite", failing(room))
+        patch.setattr(disk.os, "pwritev", failing(room))
         for layer in range(100):
             out.state(0, f"layers.{layer}.hidden", np.arange(6), np.full((6, 9), layer, np.float32), "float32")
             done.append(f"layers.{layer}.hidden")

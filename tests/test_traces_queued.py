@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from replayscope.inspector import cli
-from replayscope.traces import QueuedWriter, TraceError, TraceReader, TraceWriter, disk, writer
+from replayscope.traces import QueuedWriter, TraceError, TraceReader, TraceWriter, disk, queued, writer
 from tests import small
 from tests.test_traces_crash import failing
 
@@ -104,7 +104,7 @@ def test_an_error_of_the_thread_reaches_the_caller(tmp_path, monkeypatch):
     with pytest.raises(TraceError, match="No space left on device"), out:
         begin(out)
         out.flush()
-        monkeypatch.setattr(disk.os, "pwrite", failing(600_000))
+        monkeypatch.setattr(disk.os, "pwritev", failing(600_000))
         for layer in range(1000):
             state(out, layer)
     trace = TraceReader(out.writer.partial)
@@ -221,6 +221,32 @@ def test_states_that_wait_are_committed_together(tmp_path, monkeypatch):
         group = file["states/0000"]
         assert len({h5py.h5o.get_info(group[name].id).addr for name in group if name.endswith("positions")}) == 1
     assert trace.sizes()["states"] < trace.path.stat().st_size
+
+
+@pytest.mark.parametrize("moment", [0.05, 1e6])
+def test_states_gather_for_a_moment_and_no_longer(tmp_path, monkeypatch, moment):
+    """They come one by one, with time between them in which each could have been committed by itself."""
+    commits = []
+    commit = disk.Disk.commit
+    monkeypatch.setattr(disk.Disk, "commit", lambda self: commits.append(1) or commit(self))
+    monkeypatch.setattr(queued, "_MOMENT", 1e6)
+    with QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
+        begin(out)
+        out.flush()
+        before = len(commits)
+        for layer in range(5):
+            state(out, layer)
+            time.sleep(0.01)
+        assert len(commits) == before
+        out.flush()
+        assert len(commits) == before + 1
+        monkeypatch.setattr(queued, "_MOMENT", moment)
+        state(out, 5)
+        late = time.monotonic() + (0.3 if moment > 1 else 60)
+        while len(commits) == before + 1 and time.monotonic() < late:
+            time.sleep(0.01)
+        assert (len(commits) == before + 2) is (moment < 1)
+    assert len(TraceReader(tmp_path / "t.h5").states()) == 6
 
 
 def test_of_states_that_do_not_go_together_those_that_fit_are_kept(tmp_path):

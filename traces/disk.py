@@ -9,7 +9,7 @@ journal off. Whoever finds a whole journal carries it out again; a torn one is i
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from replayscope.traces.errors import TraceError, TraceLockedError
@@ -41,6 +41,7 @@ class Disk:
             os.close(self._fd)
             raise
         self._pages: dict[int, bytearray] = {}
+        self._instead: Sequence[bytes | memoryview] | None = None
         self.error: OSError | None = None
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -70,17 +71,28 @@ class Disk:
 
     def write(self, data: bytes | memoryview) -> int:
         """Once a write has failed the rest is dropped: HDF5 must be able to close what will be rolled back."""
-        data, at = memoryview(data).cast("B"), self._at
-        below = max(0, min(len(data), self.committed - at))
+        parts, self._instead = self._instead or (memoryview(data).cast("B"),), None
+        count, at = sum(map(len, parts)), self._at
         if self.error is None:
-            self._hold(at, data[:below])
             try:
-                _write(self._fd, data[below:], at + below)
+                if at >= self.committed:
+                    _write(self._fd, parts, at)
+                else:
+                    whole, below = memoryview(b"".join(parts)), self.committed - at
+                    self._hold(at, whole[:below])
+                    _write(self._fd, (whole[below:],), at + below)
             except OSError as error:
                 self.error = error
-        self._at += len(data)
+        self._at += count
         self.size = max(self.size, self._at)
-        return len(data)
+        return count
+
+    def put(self, parts: Sequence[bytes | memoryview], ask: Callable[[], None]) -> None:
+        """Write `parts` where HDF5, asked to, writes as many bytes; those are not looked at."""
+        self._instead = parts
+        ask()
+        if self._instead is not None:
+            raise OSError("HDF5 kept to itself what it was asked to write")
 
     def truncate(self, size: int) -> int:
         # A file that shrinks below the last commit shrinks at the next one.
@@ -104,7 +116,7 @@ class Disk:
             start = max(self.size, self.committed)
             os.ftruncate(self._fd, start)  # the journal is found by the end of the file
             footer = _FOOTER.pack(self.size, len(pages), zlib.crc32(pages), _MAGIC)
-            _write(self._fd, memoryview(pages + footer), start)
+            _write(self._fd, (pages, footer), start)
             _apply(self._fd, pages)
         os.ftruncate(self._fd, self.size)
         self._pages.clear()
@@ -213,10 +225,15 @@ def _entries(pages: bytes) -> Iterator[tuple[int, memoryview]]:
 
 def _apply(fd: int, pages: bytes) -> None:
     for where, held in _entries(pages):
-        _write(fd, held, where)
+        _write(fd, (held,), where)
 
 
-def _write(fd: int, data: memoryview, at: int) -> None:
-    while len(data):
-        count = os.pwrite(fd, data, at)
-        data, at = data[count:], at + count
+def _write(fd: int, parts: Sequence[bytes | memoryview], at: int) -> None:
+    rest = [memoryview(part) for part in parts if len(part)]
+    while rest:
+        count = os.pwritev(fd, rest, at)
+        at += count
+        while rest and count >= len(rest[0]):
+            count -= len(rest.pop(0))
+        if count:
+            rest[0] = rest[0][count:]

@@ -15,9 +15,9 @@ from replayscope.traces.writer import TraceWriter
 
 PENDING = 64 << 20  # bytes that may wait: a few layers of states
 
-
-# Records that are committed at once, where so many wait.
-_TOGETHER = 64
+# Records that are committed at once. A commit takes as long as writing a megabyte, so that states are given a moment
+# (in seconds) to gather, unless so many or so many bytes of them wait, or a caller does.
+_TOGETHER, _ENOUGH, _MOMENT = 64, 8 << 20, 0.5
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class QueuedWriter:
     """The methods of a TraceWriter; each returns when its record is queued, and waits while the queue is full.
 
     Arrays are handed over: the caller must not change them afterwards. pending: bytes that may wait at once; a larger
-    record waits alone. States that wait are committed together. The first error of the thread is raised in the caller
-    by its next call, at the latest at the end of the `with` block, and nothing is written after it. Records are written
-    in the order of the calls.
+    record waits alone. States are committed together, begun at the latest half a second after the first of them came.
+    The first error of the thread is raised in the caller by its next call, at the latest at the end of the `with`
+    block, and nothing is written after it. Records are written in the order of the calls.
     """
 
     def __init__(self, writer: TraceWriter, pending: int = PENDING):
@@ -46,6 +46,7 @@ class QueuedWriter:
         self._bytes = 0
         self._error: BaseException | None = None
         self._ended = False
+        self._callers = 0  # that wait until something is written
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="trace writer", daemon=True)
 
@@ -115,18 +116,27 @@ class QueuedWriter:
     def flush(self) -> None:
         """Wait until every record queued so far is in the file. Raises the thread's error."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or not self._waiting)
+            self._wait(lambda: self._error is not None or not self._waiting)
             self._raise()
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        """Wait for the thread, which then does not wait for more."""
+        if not until():
+            self._callers += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(until)
+            finally:
+                self._callers -= 1
 
     def _put(self, call: Callable[[], object], size: int, record: bool = False) -> None:
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._error is not None or not self._waiting or self._bytes + size <= self._limit
-            )
+            self._wait(lambda: self._error is not None or not self._waiting or self._bytes + size <= self._limit)
             self._raise()
             self._waiting.append(_Call(call, size, record))
             self._bytes += size
-            self._changed.notify_all()
+            if len(self._waiting) == 1 or self._worth_it():
+                self._changed.notify_all()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -138,6 +148,7 @@ class QueuedWriter:
                 self._changed.wait_for(lambda: self._ended or self._waiting)
                 if not self._waiting:
                     return
+                self._changed.wait_for(self._worth_it, _MOMENT)
                 calls = list(islice(takewhile(lambda call: call.record, self._waiting), _TOGETHER))
                 calls = calls or [self._waiting[0]]
             try:
@@ -154,6 +165,10 @@ class QueuedWriter:
                         self._waiting.popleft()
                         self._bytes -= call.size
                     self._changed.notify_all()
+
+    def _worth_it(self) -> bool:
+        gathering = all(call.record for call in self._waiting) and len(self._waiting) < _TOGETHER
+        return self._ended or self._callers > 0 or not gathering or self._bytes >= _ENOUGH
 
     def _write(self, calls: Sequence[_Call]) -> None:
         """Calls in their order, in one commit if they are several and all of them can be written."""
@@ -172,11 +187,10 @@ class QueuedWriter:
     def _abandon(self, error: BaseException) -> None:
         """Leave the file as the error found it: what was queued is written first, unless writing is what failed."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting)
+            self._wait(lambda: not self._waiting)
             self._error = None
             self._waiting.append(_Call(lambda: self.writer.__exit__(type(error), error, error.__traceback__), 0))
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting)
+            self._wait(lambda: not self._waiting)
 
     def _end(self) -> None:
         with self._changed:

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
+from replayscope.traces.datasets import CHUNK_BYTES, put, put_attribute, put_json, put_straight, put_text
 from replayscope.traces.disk import Disk, refuse_if_locked
 from replayscope.traces.dtypes import BITVIEWS, storage_dtype
 from replayscope.traces.errors import TraceError, TraceExistsError
-from replayscope.traces.safe import bomb
 from replayscope.traces.schema import (
     FORMAT,
     KINDS,
@@ -36,8 +36,6 @@ from replayscope.traces.schema import (
 
 log = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 256 * 1024  # large enough to stream, small enough that one row of one layer is read cheaply
-_STATE_ROWS = 64
 KEEP_FREE = 64 << 20  # bytes that a run leaves free on the disk, whatever is asked
 _LIBVER = ("v110", "v110")  # checksums on all metadata; read by HDF5 1.10 and newer
 
@@ -71,7 +69,8 @@ class TraceWriter:
         self._compression: Literal["gzip"] | None = compression
         self._disk: Disk | None = None
         self._batch: h5py.File | None = None
-        self._positions: dict[tuple[str, bytes], str] = {}
+        self._groups: dict[int, h5py.Group] = {}  # of the states, while the file is open
+        self._positions: dict[tuple[int, bytes], str] = {}
         self.resume, self._kept = False, set[str]()
         self._records = 0
         self._n_runs: int | None = None
@@ -100,7 +99,7 @@ class TraceWriter:
             self.partial.unlink(missing_ok=True)
             self._disk = Disk(self.partial)
             with self._commit("w") as file:
-                _put_attribute(file, "format", FORMAT)
+                put_attribute(file.id, "format", FORMAT)
                 file.attrs["schema_version"] = SCHEMA_VERSION
                 file.attrs["complete"] = 0
                 file.attrs["records"] = 0
@@ -138,12 +137,12 @@ class TraceWriter:
             raise ValueError(f"token ids {ids.shape} and {len(tokens.texts)} texts: want [token] and one text each")
         texts = [text.encode("utf-8", "surrogatepass") for text in tokens.texts]
         with self._record() as file:
-            _put_json(file, "config", config)
-            _put_json(file, "provenance", provenance)
+            put_json(file, "config", config)
+            put_json(file, "provenance", provenance)
             group = file.create_group("tokens")
-            _put(group, "ids", ids)
-            _put(group, "bytes", np.frombuffer(b"".join(texts), np.uint8))
-            _put(group, "offsets", np.cumsum([0, *map(len, texts)], dtype=np.int64))
+            put(group, "ids", ids)
+            put(group, "bytes", np.frombuffer(b"".join(texts), np.uint8))
+            put(group, "offsets", np.cumsum([0, *map(len, texts)], dtype=np.int64))
 
     def runs(self, runs: Sequence[RunInfo]) -> None:
         """All runs of the trace, in the order of the tables' first axis. May be called again when more is known of the
@@ -155,7 +154,7 @@ class TraceWriter:
         with self._record() as file:
             if self._n_runs is not None:
                 del file["runs"]
-            _put_json(file, "runs", [run.to_json() for run in runs])
+            put_json(file, "runs", [run.to_json() for run in runs])
         self._n_runs = len(runs)
 
     def table(self, reference: str, point: str, table: Table) -> None:
@@ -163,15 +162,15 @@ class TraceWriter:
         self._check_table(point, table)
         with self._record() as file:
             group = self._new(file, f"divergence/{check_name(reference)}", check_name(point))
-            _put_attribute(group, "kind", table.kind)
+            put_attribute(group.id, "kind", table.kind)
             for name, value in table.attrs.items():
-                _put_attribute(group, check_name(name), value)
-            _put_json(group, "buckets", list(table.buckets))
+                put_attribute(group.id, check_name(name), value)
+            put_json(group, "buckets", list(table.buckets))
             for name, values in table.arrays.items():
-                _put(group, check_name(name), values)
+                put(group, check_name(name), values)
             if "diff2" in table.arrays:
                 sums = table.arrays
-                _put(group, "rel_l2", relative_l2(sums["diff2"], sums["ref2"], sums["n"], sums.get("nonfinite", 0)))
+                put(group, "rel_l2", relative_l2(sums["diff2"], sums["ref2"], sums["n"], sums.get("nonfinite", 0)))
 
     def rows(
         self, reference: str, point: str, offsets: np.ndarray, position: np.ndarray, arrays: Mapping[str, np.ndarray]
@@ -186,10 +185,10 @@ class TraceWriter:
                 raise ValueError(f"rows of {point}: {name} is {values.shape}, want [layer, {len(position)}]")
         with self._record() as file:
             group = self._new(file, f"rows/{check_name(reference)}", check_name(point))
-            _put(group, "offsets", offsets)
-            _put(group, "position", position)
+            put(group, "offsets", offsets)
+            put(group, "position", position)
             for name, values in arrays.items():
-                _put(group, check_name(name), values, chunk=(1, max(1, _CHUNK_BYTES // values.itemsize)))
+                put(group, check_name(name), values, chunk=(1, max(1, CHUNK_BYTES // values.itemsize)))
 
     def state(
         self,
@@ -216,33 +215,36 @@ class TraceWriter:
         stored = stored_name(name)
         if f"states/{run:04d}/{stored}" in self._kept:
             return
-        row_bytes = max(1, array[:1].nbytes)
         self._check_room(self._open().size + array.nbytes if self._compression is None else 0)
         with self._record() as file:
-            group = file.require_group(f"states/{run:04d}")
-            rows = max(1, min(_STATE_ROWS, 4 * _CHUNK_BYTES // row_bytes))
-            data = _put(group, stored, array, chunk=(rows, *array.shape[1:]), compression=self._compression)
-            _put_attribute(data, "logical_dtype", logical_dtype)
-            _put_attribute(data, "encoding", "bitview" if logical_dtype in BITVIEWS else "native")
+            if run not in self._groups:
+                self._groups[run] = file.require_group(f"states/{run:04d}")
+            group = self._groups[run]
+            if self._compression is None:
+                data = put_straight(self._open(), group, stored, array)
+            else:
+                data = put(group, stored, array, compression=self._compression)
+            put_attribute(data, "logical_dtype", logical_dtype)
+            put_attribute(data, "encoding", "bitview" if logical_dtype in BITVIEWS else "native")
             if cast is not None:
-                _put_attribute(data, "model_dtype", cast.source)
+                put_attribute(data, "model_dtype", cast.source)
                 for lost in LOST:
-                    _put_attribute(data, lost, getattr(cast, lost))
-            self._put_positions(group, stored + ".positions", positions)
+                    put_attribute(data, lost, getattr(cast, lost))
+            self._put_positions(run, stored + ".positions", positions)
 
-    def _put_positions(self, group: h5py.Group, name: str, positions: np.ndarray) -> None:
+    def _put_positions(self, run: int, name: str, positions: np.ndarray) -> None:
         """Most states of a run have the same rows: they are stored once, under several names."""
-        key = str(group.name), positions.tobytes()
+        group, key = self._groups[run], (run, positions.tobytes())
         if key in self._positions:
-            group[name] = group[self._positions[key]]
+            group.id.links.create_hard(name.encode(), group.id, self._positions[key].encode())
         else:
-            _put(group, name, positions)
+            put(group, name, positions)
             self._positions[key] = name
 
     def text(self, name: str, text: str) -> None:
         """A named text, such as a greedy continuation."""
         with self._record() as file:
-            _put(file.require_group("texts"), check_name(name), _utf8(text))
+            put_text(file.require_group("texts"), check_name(name), text)
 
     def _new(self, file: h5py.File, where: str, name: str) -> h5py.Group:
         """A new group; a run that was taken up tells again what the stopped one had told of fewer layers."""
@@ -321,6 +323,8 @@ class TraceWriter:
             disk.rollback()
             self._positions.clear()
             raise
+        finally:
+            self._groups.clear()
 
     @contextlib.contextmanager
     def _one_line(self) -> Iterator[None]:
@@ -342,49 +346,6 @@ def _reason(error: BaseException) -> str:
         return os.strerror(number)
     found = re.search(r"error message = '([^']+)'", str(error))
     return found[1] if found else " ".join(str(error).split())[:160]
-
-
-def _utf8(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-
-
-def _put_attribute(item: h5py.Group | h5py.Dataset, name: str, value: Any) -> None:
-    """A number, or text of fixed length: HDF5 keeps other text in a heap that has no checksum."""
-    item.attrs[name] = np.bytes_(value.encode() or b"\0") if isinstance(value, str) else value
-
-
-def _put_json(group: h5py.Group, name: str, value: Any) -> None:
-    _put(group, name, _utf8(json.dumps(value, allow_nan=False)))
-
-
-def _put(
-    group: h5py.Group,
-    name: str,
-    values: np.ndarray,
-    chunk: tuple[int, ...] | None = None,
-    compression: Literal["gzip"] | None = None,
-) -> h5py.Dataset:
-    """A dataset with a checksum on every chunk; one without elements cannot have chunks."""
-    values = np.ascontiguousarray(values)
-    if values.dtype.kind not in "iuf":
-        raise ValueError(f"{name} holds {values.dtype}; a trace holds numbers")
-    if values.size == 0:
-        return group.create_dataset(name, data=values)
-    if chunk is None:
-        rows = max(1, _CHUNK_BYTES // max(1, values[:1].nbytes))
-        chunk = (rows, *values.shape[1:])
-    chunk = tuple(min(want, have) for want, have in zip(chunk, values.shape, strict=True))
-    if compression is None:
-        return group.create_dataset(name, data=values, chunks=chunk, fletcher32=True)
-    packed = group.create_dataset(
-        name, data=values, chunks=chunk, fletcher32=True, shuffle=True, compression=compression, compression_opts=1
-    )
-    group.file.flush()
-    if bomb(values.nbytes, packed.id.get_storage_size()):
-        # A reader cannot tell it from a file made to exhaust its memory.
-        del group[name]
-        return _put(group, name, values, chunk)
-    return packed
 
 
 def _sync(path: Path) -> None:
