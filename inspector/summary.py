@@ -84,7 +84,7 @@ def lines(data: Mapping[str, Any], verbose: bool = False) -> list[str]:
         "arms",
     ]
     for arm in data["arms"]:
-        cuts = f"cuts {_span(arm['cuts'])}" if arm["cuts"] else "no cut"
+        cuts = f"cut{'s' * (len(arm['cuts']) > 1)} {_span(arm['cuts'])}" if arm["cuts"] else "no cut"
         replay = f", replay {_span(arm['replay'])}" if arm["replay"] else ""
         runs = "1 run" if arm["runs"] == 1 else f"{arm['runs']} runs"
         out.append(f"  {arm['arm']:<20} {arm['semantics']:<14} {runs}, {cuts}{replay}")
