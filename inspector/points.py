@@ -50,6 +50,8 @@ def expand_points(globs: Iterable[str], valid: Sequence[str]) -> tuple[str, ...]
     for glob in itertools.chain.from_iterable(map(split_globs, globs)):
         for pattern in _braces(glob):
             matched = [pattern] if pattern in valid else fnmatch.filter(valid, pattern)
+            if not matched and pattern in LAYER_POINTS:
+                raise UsageError(f"hook point {pattern!r} belongs to a layer; write 'layers.*.{pattern}'")
             if not matched:
                 raise unknown("hook point", pattern, valid, shown=_folded(valid))
             chosen.update(matched)
@@ -89,5 +91,8 @@ def _folded(names: Sequence[str]) -> str:
         whole = held == list(range(held[0], held[-1] + 1))
         span = f"{{{held[0]}..{held[-1]}}}" if whole and len(held) > 1 else f"{{{','.join(map(str, held))}}}"
         spans.setdefault(span, []).append(point)
-    folded = [f"layers.{span}.{{{','.join(points)}}}" for span, points in spans.items()]
+    folded = [
+        f"layers.{span}.{points[0] if len(points) == 1 else '{' + ','.join(points) + '}'}"
+        for span, points in spans.items()
+    ]
     return ", ".join(other[:1] + folded + other[1:])

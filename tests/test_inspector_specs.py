@@ -239,6 +239,7 @@ def test_a_star_takes_everything_and_commas_in_braces_do_not_split():
         ("layers.*.window", r"unknown hook point 'layers.\*.window'; .*layers.\{0..3\}.\{attn_in,"),
         ("layers.{0,99}.hidden", r"'layers.99.hidden'"),
         ("logit", "did you mean 'logits'"),
+        ("hidden", r"hook point 'hidden' belongs to a layer; write 'layers.\*.hidden'"),
         ("layers.{0.hidden", "brace"),
         ("", "unknown hook point ''"),
         ("{0..999999}{0..9}", "more than"),
