@@ -19,13 +19,14 @@ from replayscope.model.config import ModelConfig
 from replayscope.model.hf_config import HFConfig
 
 # Of each group so many prompts are timed, and so many tokens decoded: enough for a median over a matrix.
-PROMPTS, STEPS = 2, 6
+PROMPTS, STEPS = 2, 4
 
 
 def cost_lines(
     contract: Contract, group: Group, text: Text, done: set[tuple[str, int]], executor: Decoder
 ) -> Iterator[Line]:
-    """One line per timed prompt, each arm at its longest hit; they take turns in being first, which warms up."""
+    """One line per timed prompt, each arm at its longest hit, but at ``end``, which leaves a single token to compute,
+    only if it has no other; they take turns in being first, which warms up."""
     for i in range(min(PROMPTS, contract.evidence.samples)):
         seed = contract.evidence.seed + i
         if (group.label, seed) not in done:
@@ -38,13 +39,14 @@ def _timed(group: Group, seed: int, text: Text, executor: Decoder, first: int) -
     ids = torch.zeros(N + STEPS, dtype=torch.long)
     ids[:N] = torch.tensor(one.ids)
     shape = Shape(c, N + STEPS, forced=STEPS)
-    longest: dict[str, tuple[int, Run]] = {}
+    longest: dict[str, tuple[bool, int, Run]] = {}
     for run in group.runs:
         cut = -1 if run.cut is None else matrix.cut_of(run, one, c.sliding_window)
-        if cut is not None and (run.arm not in longest or cut > longest[run.arm][0]):
-            longest[run.arm] = cut, run
+        suffix = run.cut is not None and matrix.parse_cut(run.cut)[0] != "end"
+        if cut is not None and (run.arm not in longest or (suffix, cut) > longest[run.arm][:2]):
+            longest[run.arm] = suffix, cut, run
     requests = [request(shape, "full")]
-    for cut, run in longest.values():
+    for _, cut, run in longest.values():
         # A hit that starts in the middle of a pair needs full's open pair, which only a shared step has.
         requests.append(request(shape, run.arm, None if cut < 0 else cut // 2 * 2, semantics=run.semantics))
     arms: dict[str, Line] = {}
