@@ -12,6 +12,7 @@ import pytest
 
 from replayscope.ui.export import export
 from replayscope.ui.report import report
+from tests import judging
 from tests.browsing import (
     CARD,
     DARK,
@@ -131,6 +132,32 @@ def test_every_tab_follows_the_choice_and_the_address(watched, url):
     page.reload()
     wait_title(page, "rs-second", "oracle:encoder")
     assert page.url == address, "an address that is opened again shows the same view"
+
+
+def test_a_judgement_its_figures_and_another_contract(watched, tmp_path):
+    from replayscope.ui import app
+
+    made = judging.results(judging.contract(), lambda group, run, i: judging.good(group, run, i) | (
+        {"exact": i >= 10} if run == "both/paper/task" else {}
+    ))  # fmt: skip
+    judging.write(tmp_path / "r.jsonl", made)
+    (tmp_path / "strict.toml").write_text(judging.CONTRACT.replace("at_most = 0.1", "at_most = 0.001"))
+    served = app.build(tmp_path)
+    try:
+        page = watched.open(f"{app.launch(served)}?tab=judge")
+        wait_text(page, "#rs-judge-story", "Accept decoder replay only")
+        drawn(page, "rs-judge-drop")
+        drawn(page, "rs-judge-kl")
+        assert "2 cells of 14 drop by more than the budget" in heading(page, "rs-judge-drop")
+        assert page.locator("#rs-judge-details .rs-command").first.inner_text().startswith("replayscope judge run")
+        assert page.evaluate(WITHIN) and shown(page) == {**shown(page), "tab": "judge", "results": "r.jsonl"}
+        choose(page, "contract", "strict.toml")
+        wait_text(page, "#rs-judge-story", "it may know their outcome")
+        assert shown(page)["contract"] == "strict.toml"
+        page.set_viewport_size({"width": 400, "height": 900})
+        assert page.evaluate(WITHIN)
+    finally:
+        served.close()
 
 
 def test_menus_fit_the_trace_and_redraw(watched, url):
