@@ -14,6 +14,7 @@ from replayscope.traces import TraceReader
 from replayscope.ui import tables
 from replayscope.ui.figures import FIGURES, chart
 from replayscope.ui.grid import DESIGN, Grid, MapChart
+from replayscope.ui.healing import _ticks
 from replayscope.ui.heatmap import draw
 from replayscope.ui.numbers import columns
 from replayscope.ui.scale import fit
@@ -116,6 +117,17 @@ def test_healing_puts_it_below_the_number_where_a_kind_begins(mixed):
     made = chart(TraceReader(mixed), "healing")
     assert [text for _, text in made.ticks] == ["0\nwindow", "1", "2\nglobal", "3\nwindow", "4", "5\nglobal"]
     assert made.curves[0].hover[2].startswith("<b>layer 2, global</b>")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fits"),
+    [(("window", "global") * 7, True), (("window", "global") * 8, False), (("window",) * 40, False),
+     ((*["window"] * 2, *["ratio 2"] * 18, *["ratio 1"] * 8), True), ((*["window"] * 5, "global") * 4, False)],
+)  # fmt: skip
+def test_below_the_axis_kinds_never_touch(kinds, fits):
+    texts = [text for _, text in _ticks([str(i) for i in range(len(kinds))], kinds)]
+    assert any("\n" in text for text in texts) == fits
+    assert len(texts) <= 27 and texts[-1].startswith(str(len(kinds) - 1))
 
 
 def test_tables_say_it(mixed, capsys):

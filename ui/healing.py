@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from replayscope.inspector.errors import UsageError
@@ -16,7 +18,7 @@ from replayscope.ui.theme import LIGHT, count, number, plural
 from replayscope.ui.words import POINT_WORDS, against, arm_words, context, suffix_and_design
 
 _NEVER = "not in the suffix"
-_MOST_KINDS = 12  # labels of layer kinds that fit side by side
+_SIDE_BY_SIDE = 14  # layer kinds that fit on the axis
 # Decades above the threshold that are drawn too, the larger errors darker.
 DECADES = {2: LIGHT.magnitude[4], 1: LIGHT.magnitude[3], 0: LIGHT.ink, -1: LIGHT.magnitude[2]}
 
@@ -144,10 +146,11 @@ def _title(one: Series, point: str, distance: np.ndarray, threshold: float, by_c
 
 
 def _ticks(texts: list[str], kinds: tuple[str, ...]) -> tuple[tuple[float, str], ...]:
-    """Places and texts on x; a layer's kind stands below its number where one begins, as long as they do not touch."""
+    """Places and texts on x; a layer's kind stands below its number where one begins, unless they would touch."""
     begins = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
-    if 1 < len(begins) <= _MOST_KINDS:
-        texts = [f"{text}\n{kinds[i]}" if i in begins else text for i, text in enumerate(texts)]
+    closest = min((b - a for a, b in pairwise(begins)), default=0)
+    if closest * _SIDE_BY_SIDE < len(texts):
+        begins = []
     step = max(1, -(-len(texts) // 24))
-    shown = {*range(0, len(texts), step), len(texts) - 1, *(begins if len(begins) <= _MOST_KINDS else ())}
-    return tuple((float(i), texts[i]) for i in sorted(shown))
+    shown = {*range(0, len(texts), step), len(texts) - 1, *begins}
+    return tuple((float(i), f"{texts[i]}\n{kinds[i]}" if i in begins else texts[i]) for i in sorted(shown))
