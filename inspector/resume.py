@@ -56,7 +56,7 @@ def unfinished(partial: Path, provenance: Mapping[str, Any]) -> TraceReader | No
         if there != here:
             raise UsageError(
                 f"{partial} is of another run: its {name} is {_shown(there)}, here {_shown(here)}; "
-                "give the command that was stopped, or leave --resume out"
+                "give the command that was stopped, or --force in place of --resume"
             )
     return trace
 

@@ -90,7 +90,7 @@ class Snapshots:
                 if values["about"] == self._about:
                     self._kept = {name: file.get_tensor(name) for name in keys}, values
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise UsageError(f"{self.path} cannot be read ({error}); run again without --resume") from error
+            raise UsageError(f"{self.path} cannot be read ({error}); begin again with --force") from error
 
     def frames(
         self,

@@ -69,6 +69,13 @@ def test_plot_all_into_a_folder(run, tmp_path):
     assert code == 0 and len(written) == len(list((tmp_path / "figures").iterdir())) > 1
 
 
+def test_plot_tells_what_it_leaves_out_once_it_has_drawn_the_rest(run, tmp_path):
+    _, _, said = run("plot", "a.h5", "-o", str(tmp_path / "all"))
+    assert "figure replay-length left out: " in said
+    code, _, err = run("plot", "a.h5", "-o", str(tmp_path / "all"))
+    assert (code, err.count("\n")) == (2, 1) and "exists; add --force" in err
+
+
 def test_plot_passes_on_what_a_figure_can_be_told(run, tmp_path):
     out = tmp_path / "f.json"
     words = ("--point", "hidden", "--region", "suffix", "--arm", "encoder", "--reference", "full")

@@ -184,7 +184,7 @@ def test_another_run_is_not_taken_up(folder, tmp_path, monkeypatch, capsys, more
     assert main([*words(folder, out), *more, "--resume"]) == 2
     printed, err = capsys.readouterr()
     assert printed == "" and len(err.splitlines()) == 1
-    assert f"t.h5.partial is of another run: {says}" in err and "leave --resume out" in err
+    assert f"t.h5.partial is of another run: {says}" in err and "--force in place of --resume" in err
     assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
 

@@ -57,7 +57,11 @@ def export(
     several = figure_name == "all" or (len(traces) > 1 and figure_name != "compare")
     if several and kind not in ("html", "json"):
         raise UsageError(f"{kind} holds one figure; name one with --figure, or give a folder, .html or .json for all")
-    made = _all(traces, metric, options) if figure_name == "all" else _named(traces, figure_name, metric, options)
+    left: list[str] = []
+    if figure_name == "all":
+        made, left = _all(traces, metric, options)
+    else:
+        made = _named(traces, figure_name, metric, options)
     if folder:
         files = {target / f"{stem}.html": {stem: one} for stem, one in made.items()}
         if target.exists() and not target.is_dir():
@@ -65,8 +69,12 @@ def export(
         for file in files:
             _check(file, force)
         target.mkdir(parents=True, exist_ok=True)
-        return [_write(file, charts, kind, force, dark) for file, charts in files.items()]
-    return [_write(target, made, kind, force, dark)]
+    else:
+        files = {target: made}
+    written = [_write(file, charts, kind, force, dark) for file, charts in files.items()]
+    for note in left:
+        log.info("%s", note)
+    return written
 
 
 def _format(target: Path) -> str:
@@ -95,19 +103,20 @@ def _named(traces: list[TraceReader], name: str, metric: str | None, options: di
     return made
 
 
-def _all(traces: list[TraceReader], metric: str | None, options: dict) -> dict[str, Chart]:
-    """Every figure that a trace has the parts for. One that is not for this metric is shown in its own."""
-    made = {}
+def _all(traces: list[TraceReader], metric: str | None, options: dict) -> tuple[dict[str, Chart], list[str]]:
+    """Every figure that a trace has the parts for, and why others are left out. One that is not for this metric is
+    shown in its own."""
+    made, left = {}, []
     for trace in traces:
         for name in FIGURES:
             with told(trace.path, f"figure {name}"):
                 try:
                     made[_stem(name, trace, traces)] = _lenient(trace, name, metric, options)
                 except NotRecorded as error:
-                    log.info("figure %s left out: %s", name, error)
+                    left.append(f"figure {name} left out: {error}")
         if not made:
             raise NotRecorded(f"{trace.path}: no figure can be made of this trace; record it with full and another arm")
-    return made
+    return made, left
 
 
 def _lenient(trace: TraceReader, name: str, metric: str | None, options: dict) -> Chart:
