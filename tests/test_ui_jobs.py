@@ -84,6 +84,8 @@ def test_models_are_the_presets_and_folders_of_the_root(tmp_path):
     assert free_name(tmp_path) == "run-1"
     (tmp_path / "run-1.h5").touch()
     assert free_name(tmp_path) == "run-2"
+    (tmp_path / "run-2.h5.partial").touch()
+    assert free_name(tmp_path) == "run-3"
 
 
 def test_a_run_is_asked_for_its_cost_then_run_and_its_trace_is_there(jobs, tmp_path):
@@ -106,6 +108,7 @@ def test_one_runs_the_others_wait_and_a_cancelled_one_leaves_nothing(jobs, tmp_p
     third = jobs.submit(("list", "nothing"), "none.h5")
     wait(jobs, first, lambda job: job.phase == "running")
     assert jobs.get(second).ahead == 1 and jobs.get(third).ahead == 2 and jobs.busy() == 3
+    (tmp_path / f"{long.out}.resume").touch()  # as a run that takes longer keeps it
     jobs.cancel(first)
     assert jobs.get(first).phase == "cancelled"
     assert wait(jobs, second).phase == "done"

@@ -96,8 +96,9 @@ def model_names(root: Path) -> list[str]:
 
 
 def free_name(root: Path) -> str:
-    """A name for the next trace."""
-    return next(f"run-{i}" for i in range(1, 1_000_000) if not (root / f"run-{i}.h5").exists())
+    """A name for the next trace: none that a run has, or had when it was stopped."""
+    taken = {path.name.removesuffix(".partial") for path in root.glob("run-*.h5*")}
+    return next(f"run-{i}" for i in range(1, 1_000_000) if f"run-{i}.h5" not in taken)
 
 
 def _text(form: Form) -> str:

@@ -176,8 +176,9 @@ class Jobs:
         code = process.wait()
         with self._lock:
             if self._jobs[job.id].phase == "cancelled" or self._closed:
-                for left in self.root.glob(f"{glob.escape(job.out)}.partial*"):
-                    left.unlink(missing_ok=True)
+                for ending in ("partial", "resume"):
+                    for left in self.root.glob(f"{glob.escape(job.out)}.{ending}*"):
+                        left.unlink(missing_ok=True)
             elif code == 0 or (code == 1 and (self.root / job.out).is_file()):
                 self._put(job.id, phase="done", said="" if code == 0 else "a fault was found; see the verdict")
             elif _TOO_LARGE.search(last) and job.asks:
