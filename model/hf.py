@@ -50,8 +50,9 @@ class HFModel:
 
         mask [B, 1, rows, keys] is taken as it is.
         """
-        # Asked for none, transformers computes all.
-        some = {} if last is None else {"logits_to_keep": max(last, 1)}
+        # As places, not as their number: given a number, Gemma 4 runs no other row through its last layers.
+        rows = ids.shape[1]
+        some = {} if last is None else {"logits_to_keep": torch.arange(rows - last, rows)}
         out = self.module(
             input_ids=ids.to(self.device),
             position_ids=positions.to(self.device),
@@ -60,7 +61,7 @@ class HFModel:
             use_cache=cache is not None,
             **some,
         )
-        return out.logits if last is None else out.logits[:, out.logits.shape[1] - last :]
+        return out.logits
 
 
 def read_config(name: str) -> tuple[Any, HFConfig]:

@@ -142,8 +142,7 @@ def test_texts_are_what_the_model_generates_by_itself(ran):
         settings = {"do_sample": False, "max_new_tokens": steps, "eos_token_id": None, "pad_token_id": 0}
         with torch.no_grad(), widened(model.dtype):
             own = model.module.generate(ids, attention_mask=torch.ones_like(ids), **settings)
-        whole = tokenizer().decode(own[0], skip_special_tokens=True)
-        asked = tokenizer().decode(ids[0], skip_special_tokens=True)
+        whole, asked = (text().decode(some[0].tolist()) for some in (own, ids))
         assert whole.startswith(asked) and line["runs"][0]["text"] == whole.removeprefix(asked).lstrip(" ") != ""
 
 
@@ -161,10 +160,9 @@ def test_the_numbers_are_those_of_a_run_without_shortcuts(ran):
     for run in line["runs"][1:]:
         arm = run["run"].split("/")[0]
         plan = Plan((request(shape, "full"), request(shape, arm, run["cut"])))
-        for frame in HFExecutor(model, block=17).run(plan, {"prompt": ids}):
-            if "logits" in frame.tensors:
-                ends = [s.at + s.count - 1 for s in frame.spans["logits"]]
-                p, q = (frame.tensors["logits"][end - steps : end].log_softmax(-1) for end in ends)
+        *_, last = HFExecutor(model, block=17).run(plan, {"prompt": ids})
+        ends = [s.at + s.count - 1 for s in last.spans["logits"]]
+        p, q = (last.tensors["logits"][end - steps : end].log_softmax(-1) for end in ends)
         # Four digits are stored.
         assert run["kl"] == pytest.approx((p.exp() * (p - q)).sum(-1).clamp(min=0).tolist(), rel=1e-3, abs=EQUAL)
 
