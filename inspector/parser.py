@@ -300,7 +300,8 @@ def _ledger_options(sub: Parser) -> None:
         "-m",
         "--model",
         default="v41-flash",
-        help="v41-flash (the default), v4-flash, another preset, a folder with a config.json, or a Hugging Face id; no weights are needed",
+        help="v41-flash (the default), v4-flash, another preset, a folder with a config.json, or a Hugging Face id; "
+        "no weights are needed",
     )
     count("--tokens", 1_000_000, "tokens of a context")
     count("--contexts", 8, "contexts kept at once")
