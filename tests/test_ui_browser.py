@@ -309,5 +309,6 @@ def test_an_exported_figure_shows_the_planted_numbers(watched, root, tmp_path):
     said = json.loads(numbers.read_text())
     first = next(row for row in said["rows"] if row[0] == 40 and row[1] == 3)
     text = page.evaluate("document.querySelector('.rs-plot').data[0].text[3][4]")
-    assert f"<br>{first[2]:.3g}, n " in text and "must be exact" not in text
+    value = first[said["columns"].index("value")]
+    assert f"<br>{value:.3g}, n " in text and "must be exact" not in text
     assert page.locator(".modebar-btn").count() == 0, "no button of Plotly's own, one of which uploads the figure"
