@@ -1,4 +1,4 @@
-"""How far a matrix is: its progress and the time left, in rows, since a prompt may cost several times what another does.
+"""How far a matrix is: its progress and the time left, in rows, since a prompt may cost several times another.
 
 No torch.
 """
