@@ -48,6 +48,7 @@ def test_a_sweep_from_an_empty_folder_to_its_verdict_and_one_that_is_cancelled(b
     page.wait_for_selector(".rs-progress")
     wait_text(page, "#rs-run-progress", "Open run-1.h5")
     page.reload()
+    drawn(page, "rs-cut-map")  # until then the page opens at the tab of its address
     open_tab(page, "Run")
     wait_text(page, "#rs-run-progress", "Open run-1.h5")
     assert page.locator("#rs-run-name textarea, #rs-run-name input").first.input_value() == "run-2"
@@ -63,10 +64,11 @@ def test_a_sweep_from_an_empty_folder_to_its_verdict_and_one_that_is_cancelled(b
     open_tab(page, "Cut × layer")
     drawn(page, "rs-cut-large")
     page.reload()
+    drawn(page, "rs-cut-large")
     open_tab(page, "Run")
     page.wait_for_selector(".rs-progress")
     stranger = Watched(browser)
-    other = stranger.open(url)
+    other = drawn(stranger.open(url), "rs-cut-map")
     open_tab(other, "Run")
     wait_text(other, "#rs-run-progress", "1 run of other windows")
     assert (
