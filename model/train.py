@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,84 +29,13 @@ from replayscope.model import checkpoint, evaluate, mini, tasks, train_data
 from replayscope.model.optim import Muon
 from replayscope.model.train_data import Lesson
 from replayscope.model.train_forward import Pass, Replay, forward
+from replayscope.model.train_recipe import REPLAY, RUNGS, Recipe
 
 # The embedded samples: like the corpus, found in the repository, since this package may not import the one above it.
 HELD_OUT = Path(__file__).parents[1] / "inspector" / "samples"
 HELD_OUT_FILES = {"prose": "prose.txt", "code": "code.py.txt", "tools": "tools.json.txt"}
 
 
-# Lengths and levels that a task climbs, one after the other, each when it is solved.
-RUNGS = ((128, 1), (256, 1), (256, 2), (512, 2), (1024, 2))
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Every number that the result depends on.
-
-    A step trains one task, drawn in proportion to what is still wrong of it (and to ``often``), or, ``mixed`` of them,
-    text with all tasks strewn in. ``replay_share``: share of the steps that rebuild windows as bounded replay does, at
-    a random cut. ``local``: share of the steps of `relay` without the global path. Pairs are values at the start and
-    the end.
-    """
-
-    tokens: int = 24_000_000
-    batch_tokens: int = 2048
-    rung: int = 0
-    solved: float = 0.8
-    often: tuple[tuple[str, float], ...] = (("chain", 3.0),)
-    mixed: tuple[float, float] = (0.15, 0.5)
-    density: tuple[float, float] = (0.15, 0.9)
-    mixed_density: tuple[float, float] = (0.05, 0.5)
-    plain: float = 0.15
-    local: float = 0.75
-    sparse: tuple[float, float] = (0.0, 0.8)
-    sparse_between: tuple[float, float] = (0.35, 0.7)
-    distil_from: float = 0.1
-    distil_share: float = 0.25
-    text_in_task: float = 0.1
-    answer_weight: float = 0.25
-    matrix_lr: float = 0.014
-    other_lr: float = 2.8e-3
-    warmup: float = 0.01
-    decay_from: float = 0.5
-    betas: tuple[float, float] = (0.9, 0.97)
-    clip: float = 1.0
-    balance_rate: float = 0.01
-    replay_share: float = 0.0
-
-    def rate(self, progress: float) -> float:
-        """Warm-up to 1, constant, then a line to 0."""
-        if progress < self.warmup:
-            return progress / self.warmup
-        return min(1.0, (1 - progress) / (1 - self.decay_from))
-
-    def mixed_share(self, progress: float) -> float:
-        low, high = self.mixed
-        return low + (high - low) * progress
-
-    def sparse_share(self, progress: float) -> float:
-        """Share of the steps whose attention reads what the indexers choose; the others read everything."""
-        (low, high), (begin, end) = self.sparse, self.sparse_between
-        return low + (high - low) * min(1.0, max(0.0, (progress - begin) / (end - begin)))
-
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
-
-
-# What turns `mini` into `mini-replay`: a short second training at a fifth of the rate, most steps with a replay. Here
-# the global path is there for `relay` too: what a replay takes from the windows may be learned to be looked up.
-REPLAY = Recipe(
-    tokens=1_000_000,
-    rung=len(RUNGS) - 1,
-    mixed=(0.5, 0.5),
-    local=0.0,
-    sparse=(0.8, 0.8),
-    distil_from=0.0,
-    matrix_lr=0.004,
-    other_lr=8e-4,
-    decay_from=0.1,
-    replay_share=0.75,
-)
 COUNTERS = ("seed", "steps", "tokens", "seconds", "rung", "right", "picked", "curve")
 MEMORY = 0.99  # of the running accuracy of a task, per batch that asks for it
 
