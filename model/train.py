@@ -29,7 +29,7 @@ from replayscope.model import checkpoint, evaluate, mini, tasks, train_data
 from replayscope.model.optim import Muon
 from replayscope.model.train_data import Lesson
 from replayscope.model.train_forward import Pass, Replay, forward
-from replayscope.model.train_recipe import REPLAY, RUNGS, Recipe
+from replayscope.model.train_recipe import RECIPES, RUNGS, Recipe
 
 # The embedded samples: like the corpus, found in the repository, since this package may not import the one above it.
 HELD_OUT = Path(__file__).parents[1] / "inspector" / "samples"
@@ -277,11 +277,11 @@ def store(path: Path, params: dict[str, Tensor], config: mini.ModelConfig, about
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains mini on the CPU, or with --from and --replay a copy of it.")
+    parser = argparse.ArgumentParser(description="Trains mini on the CPU, or with --from and --recipe further.")
     parser.add_argument("--minutes", type=float, default=120.0, help="time allowed; the schedule ends with it")
     parser.add_argument("--tokens", type=int, help="tokens of the schedule, if time allows")
     parser.add_argument("--from", dest="start", type=Path, help="weights to go on from (default: random ones)")
-    parser.add_argument("--replay", action="store_true", help="train them further with bounded replay simulated")
+    parser.add_argument("--recipe", choices=RECIPES, default="mini", help="thin and replay go on from trained weights")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -294,7 +294,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     # Subnormal probabilities far down a softmax slow a CPU manyfold.
     torch.set_flush_denormal(True)
-    recipe, start, origin = (REPLAY if options.replay else Recipe()), None, {}
+    recipe, start, origin = RECIPES[options.recipe], None, {}
     try:
         if options.start:
             start = checkpoint.read_tensors(options.start, mini.CONFIG, torch.float32)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 # Lengths and levels that a task climbs, one after the other, each when it is solved.
 RUNGS = ((128, 1), (256, 1), (256, 2), (512, 2), (1024, 2))
@@ -62,17 +62,20 @@ class Recipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-# What turns `mini` into `mini-replay`: a short second training at a fifth of the rate, most steps with a replay. Here
-# the global path is there for `relay` too: what a replay takes from the windows may be learned to be looked up.
-REPLAY = Recipe(
-    tokens=1_000_000,
+# The last step to `mini`: long texts with few questions, as they are asked later, at a third of the rate.
+THIN = Recipe(
+    tokens=2_000_000,
     rung=len(RUNGS) - 1,
-    mixed=(0.5, 0.5),
-    local=0.0,
+    often=(("chain", 5.0),),
+    mixed=(0.3, 0.3),
+    density=(0.03, 0.5),
     sparse=(0.8, 0.8),
     distil_from=0.0,
-    matrix_lr=0.004,
-    other_lr=8e-4,
+    matrix_lr=0.005,
+    other_lr=1e-3,
     decay_from=0.1,
-    replay_share=0.75,
 )
+# What turns `mini` into `mini-replay`: a short training more, most steps with a replay. Here the global path is there
+# for `relay` too: what a replay takes from the windows may be learned to be looked up.
+REPLAY = replace(THIN, tokens=1_000_000, mixed=(0.5, 0.5), local=0.0, replay_share=0.75)
+RECIPES = {"mini": Recipe(), "thin": THIN, "replay": REPLAY}

@@ -189,7 +189,7 @@ def test_the_global_path_is_dense_then_sparse_and_often_off_for_the_relay():
         seen = [(set(lesson.levels), selection) for lesson, selection in lessons(trainer, progress)]
         assert {s for names, s in seen if names != {"relay"}} == kinds
         assert {s for names, s in seen if names == {"relay"}} == kinds | {"none"}
-    replay = train.Trainer(train.REPLAY, 0, TINY)
+    replay = train.Trainer(train.RECIPES["replay"], 0, TINY)
     assert "none" not in {selection for _, selection in lessons(replay, 0.9)}
 
 
