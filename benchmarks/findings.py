@@ -22,9 +22,10 @@ from replayscope.inspector.judge_stats import bootstrap
 from replayscope.inspector.metrics import metric
 from replayscope.inspector.options import RunOptions
 from replayscope.inspector.prompts import Prompt
+from replayscope.inspector.scoring import Way, scored
 from replayscope.inspector.smooth import smooth_shares
 from replayscope.inspector.usecases import write_trace
-from replayscope.model import presets, reference, tokenizer
+from replayscope.model import presets, reference, tasks, tokenizer
 from replayscope.model.weights import Model
 from replayscope.traces.reader import TraceReader
 
@@ -35,6 +36,8 @@ REPLAYS = "W,2W,3W,4W,6W,exact"
 PASSED = (1e-1, 1e-2, 1e-3, 1e-4)
 ARMS = ("encoder", "decoder", "both")
 HITS = (1, 2, 4, 8)
+GAPS = (8, 24, 48, 80, 112, 144)
+ASKED = 40  # prompts per distance
 
 
 def middle(values: Iterable[float]) -> dict[str, Any]:
@@ -183,6 +186,37 @@ def compounding(model: Model) -> list[dict[str, Any]]:
     return out
 
 
+def carried(model: Model) -> list[dict[str, Any]]:
+    """Answers to `relay`, whose number windows could carry to the question, by distance and by way of running it.
+
+    gap: tokens between the number and the cut, which the question follows at once. n: answers that were right in
+    full prefill; kept: those that still were; kl: KL(full‖arm) of the answer in nats.
+    """
+    window = model.config.sliding_window
+    ways = (
+        Way("full"),
+        *(Way("encoder", factor * window) for factor in (1, 2, 3, 4, 6)),
+        Way("decoder"),
+        Way("both", window),
+    )
+    out = []
+    for gap in GAPS:
+        prompts = [
+            tasks.make("relay", 10_000 + seed, TOKENS, "before", "none", samples.load("prose"), gap)
+            for seed in range(ASKED)
+        ]
+        found = [by_way for _, _, by_way in scored(model, prompts, tokenizer.encode, ways)]
+        for way in ways:
+            right = [by_way[way] for by_way in found if by_way[Way("full")].exact]
+            kept = sum(answer.exact for answer in right)
+            kl = middle(by_way[way].kl for by_way in found)
+            out.append(
+                {"gap": gap, "arm": way.arm, "replay": way.replay, "asked": len(found), "n": len(right), "kept": kept}
+                | {"kl": kl}
+            )
+    return out
+
+
 def finding(name: str, folder: Path) -> dict[str, Any]:
     """Everything that is measured on one model."""
     model, digest = presets.load_any(name, torch.float32)
@@ -207,6 +241,7 @@ def finding(name: str, folder: Path) -> dict[str, Any]:
             for s in smooth_shares(trace)
         ],
         "hits": compounding(model),
+        "carried": carried(model),
     }
 
 

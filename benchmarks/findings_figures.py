@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from replayscope.model.train_recipe import RUNGS
 from replayscope.ui.curves import Curve, CurveChart, draw_curves
 from replayscope.ui.theme import LIGHT
 
@@ -54,21 +55,28 @@ def figures(findings: list[Record]) -> dict[str, go.Figure]:
     }
 
 
-def curve(points: list[Record], names: tuple[str, ...]) -> go.Figure:
-    """Running share of right answers by tokens of training, from the curve in a model's header."""
+def curve(points: list[Record]) -> go.Figure:
+    """What each task has climbed to, by tokens of training, from the curve in a model's header.
+
+    A rung that is solved counts 1, the present one its running share of right answers.
+    """
     tokens = np.array([p["tokens"] / 1e6 for p in points])
-    colours = LIGHT.arms[: len(names)]
-    curves = tuple(
-        Curve(name, tokens, np.array([p[name] for p in points]), [f"{name}: {p[name]:.2f}" for p in points], colour)
-        for name, colour in zip(names, colours, strict=True)
-    )
+    names = [k.removesuffix(".rung") for k in points[0] if k.endswith(".rung")]
+    curves = []
+    for i, name in enumerate(names):
+        height = np.array([p[f"{name}.rung"] + p[f"{name}.right"] for p in points])
+        hover = [f"{name}: {h:.2f}" for h in height]
+        # More tasks than colours: the second time round a colour is dashed.
+        again, colour = divmod(i, len(LIGHT.arms))
+        curves.append(Curve(name, tokens, height, hover, LIGHT.arms[colour], dash="dash" if again else "solid"))
+    steps = [f"{length}" + (" hard" if level > 1 else "") for length, level in RUNGS]
     return draw_curves(
         CurveChart(
-            title="Retrieval is learned in steps, sums are not",
-            sentence="running share of the training's answers that are right; a new lesson halves it",
-            curves=curves,
+            title="Every task climbs from short and dense to long and sparse",
+            sentence="rungs solved, and the share of right answers on the present one; rungs: " + ", ".join(steps),
+            curves=tuple(curves),
             axis="tokens, millions",
-            label="answers right",
+            label="rungs climbed",
             log=False,
             span=(0.0, float(tokens[-1])),
         ),

@@ -78,6 +78,7 @@ def tables(findings: list[Record], scores: list[Record]) -> dict[str, str]:
             ([t, *(share(*pooled[t, w][:2]) if w == "full" else gained(*pooled[t, w]) for w in ways)] for t in tasks),
         )
         made[f"places {name}"] = table(["task", *places], ([t, *(share(*placed[t, p]) for p in places)] for t in tasks))
+        made[f"carried {name}"] = carried(f["carried"], window)
         made[f"failure {name}"] = failure([s for s in scores if s["model"] == name], window)
     layers = range(len(first["layers"]["window_kv window"]))
     made["layers"] = table(
@@ -132,6 +133,19 @@ def gained(exact: int, n: int, lost: int, won: int) -> str:
     return f"{exact}/{n}" + (f" (−{lost} +{won})" if lost or won else "")
 
 
+def carried(records: list[Record], window: int) -> str:
+    """A relay's answers by distance: those of full prefill among those asked for, and which of them each way keeps."""
+    ways = list(dict.fromkeys(way(r, window) for r in records))
+    by_gap: dict[int, list[Record]] = defaultdict(list)
+    for r in records:
+        by_gap[r["gap"]].append(r)
+    rows = (
+        [str(gap), share(full["n"], full["asked"]), *(f"{r['kept']}/{r['n']}" for r in rest)]
+        for gap, (full, *rest) in by_gap.items()
+    )
+    return table(["tokens from the number to the cut", *ways], rows)
+
+
 def failure(scores: list[Record], window: int) -> str:
     """Answers lost against the divergence of the answer, way by way."""
     found: dict[str, list[Record]] = defaultdict(list)
@@ -171,9 +185,9 @@ def main() -> None:
     from findings_figures import curve, figures
 
     with safe_open(presets()["mini"], "np") as file:
-        points = json.loads(file.metadata()["curve"])
+        points = json.loads(file.metadata()["before"])[-1]["curve"]
     drawn = {f"findings-{name}": figure for name, figure in figures(findings).items()}
-    drawn["mini-curve"] = curve(points, ("passkey", "mode", "hops", "chain"))
+    drawn["mini-curve"] = curve(points)
     for name, figure in drawn.items():
         figure.write_image(DOCS / f"{name}.png", width=860, height=380, scale=1.5)
 

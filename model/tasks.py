@@ -162,7 +162,7 @@ def _tools(rng: random.Random, level: int) -> Material:
 
 
 def _relay(rng: random.Random, level: int) -> Material:
-    """A number that is asked for within a few windows, and trained without the global path: carried, not looked up."""
+    """A number that is asked for within a few windows: near enough to be carried by them, without being looked up."""
     facts = tuple(_fact("\nlane ", d, ";\n") for d in rng.sample("0123456789", rng.randint(1, level)))
     return Material(facts, "\nlane? ", facts[-1].text[-3], key=len(facts) - 1, reach=REACH)
 
@@ -175,7 +175,7 @@ TASKS = {
     "extract": Task("one record of several, as JSON", 1 / (9 * len(COLOURS)), _extract, most=5),
     "edit": Task("a listing with one line changed", 1e-3, _edit),
     "tools": Task("the next call of a plan, given the last result", 1e-2 / len(NOUNS), _tools),
-    "relay": Task("a number asked for within five windows, for which the global path was never trained", 0.1, _relay),
+    "relay": Task("a number asked for within five windows of where it was set", 0.1, _relay),
 }
 HARDEST = 3
 """The largest level that is trained: steps of a chain, calls of a plan, and how many settings and records there are."""

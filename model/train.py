@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ HELD_OUT_FILES = {"prose": "prose.txt", "code": "code.py.txt", "tools": "tools.j
 
 
 COUNTERS = ("seed", "steps", "tokens", "seconds", "rung", "right", "picked", "curve")
+MADE = ("seed", "tokens", "steps", "seconds", "paced_by", "recipe", "recipe_hash", "curve", "from")
 MEMORY = 0.99  # of the running accuracy of a task, per batch that asks for it
 
 
@@ -276,6 +278,18 @@ def store(path: Path, params: dict[str, Tensor], config: mini.ModelConfig, about
         os.replace(partial, target)
 
 
+def _origin(path: Path) -> dict[str, str]:
+    """What a header says of the weights that the training went on from: their hash, and the trainings behind them."""
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    made: dict[str, Any] = {k: about[k] for k in MADE if k in about}
+    made |= {k: json.loads(made[k]) for k in ("recipe", "curve") if k in made}
+    return {
+        "from": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "before": json.dumps([*json.loads(about.get("before", "[]")), made]),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains mini on the CPU, or with --from and --recipe further.")
     parser.add_argument("--minutes", type=float, default=120.0, help="time allowed; the schedule ends with it")
@@ -298,7 +312,7 @@ def main() -> None:
     try:
         if options.start:
             start = checkpoint.read_tensors(options.start, mini.CONFIG, torch.float32)
-            origin["from"] = hashlib.sha256(options.start.read_bytes()).hexdigest()
+            origin = _origin(options.start)
         trainer = Trainer(replace(recipe, tokens=options.tokens or recipe.tokens), options.seed, start=start)
         if options.resume:
             trainer.resume(options.checkpoint)
@@ -309,7 +323,7 @@ def main() -> None:
     texts = {name: (HELD_OUT / file).read_text(encoding="utf-8") for name, file in HELD_OUT_FILES.items()}
     about |= evaluate.report(options.output, trainer.corpus, texts) | {"curve": json.dumps(trainer.curve)}
     store(options.output, trainer.params, trainer.config, about)
-    print(json.dumps({k: v for k, v in about.items() if k not in ("recipe", "curve")}, indent=1))
+    print(json.dumps({k: v for k, v in about.items() if k not in ("recipe", "curve", "before")}, indent=1))
 
 
 if __name__ == "__main__":
