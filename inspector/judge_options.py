@@ -140,7 +140,10 @@ def _verdict(options: Namespace) -> Result:
         contract = judge_contract.load(options.contract)
     else:
         contract = judge_contract.parse(results.header["contract"]["text"], f"the contract in {path.name}")
-    judged = judge_verdict.judge(results, contract, bool(options.unfrozen), options.contract)
+    try:
+        judged = judge_verdict.judge(results, contract, bool(options.unfrozen), options.contract)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+        raise UsageError(f"{path.name} holds results whose parts do not fit ({error}); run the matrix again") from None
     return judge_text.result(judged, path, options.worst or 10)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from typing import Any
 
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.judge_contract import Contract
+from replayscope.traces.disk import lock
 
 KIND, SCHEMA = "replayscope judge results", 1
 # More than any matrix writes: a foreign file must not fill the memory.
@@ -36,7 +38,8 @@ class Results:
 
 
 def read(path: Path) -> Results:
-    """Results of a file. Raises UsageError for one that is none, or was changed after it was sealed.
+    """Results of a file. Raises UsageError for one that is none, holds a prompt twice (it would count as new evidence),
+    or was changed after it was sealed.
 
     A last line that is cut off is what a killed run leaves; it is passed over.
     """
@@ -45,6 +48,12 @@ def read(path: Path) -> Results:
     for line in lines:
         (found.prompts if line["kind"] == "prompt" else found.costs).append(line)
     return found
+
+
+def _known(line: dict[str, Any]) -> bool:
+    if line["kind"] == "end":
+        return True
+    return line["kind"] in ("prompt", "cost") and isinstance(line["group"], str) and isinstance(line["seed"], int)
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
@@ -59,7 +68,7 @@ def _lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
     try:
         parsed = [json.loads(line) for line in raw]
         header = parsed[0]
-        fits = header["kind"] == KIND and all(line["kind"] in ("prompt", "cost", "end") for line in parsed[1:])
+        fits = header["kind"] == KIND and all(_known(line) for line in parsed[1:])
     except (ValueError, TypeError, KeyError, RecursionError):
         fits = False
     if not fits:
@@ -72,7 +81,12 @@ def _lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
         right = ends == [len(parsed) - 1] and parsed[-1]["sha256"] == hashlib.sha256(body).hexdigest()
         if not right:
             raise UsageError(f"{path.name} was changed after it was sealed; run the matrix again")
-    return header, [line for line in parsed[1:] if line["kind"] != "end"], bool(ends)
+    lines = [line for line in parsed[1:] if line["kind"] != "end"]
+    twice = [k for k, n in Counter((line["kind"], line["group"], line["seed"]) for line in lines).items() if n > 1]
+    if twice:
+        kind, group, seed = twice[0]
+        raise UsageError(f"{path.name} holds {kind} {seed} of {group} twice; run the matrix again with --force")
+    return header, lines, bool(ends)
 
 
 def header_of(contract: Contract, model: str, cells: str, source: str) -> dict:
@@ -109,6 +123,7 @@ class Store:
     """Appends to a results file; a context manager. done: (group, seed) of the prompts that it holds already.
 
     Where the file exists it is continued if its header is the same, else UsageError (or it is replaced with ``force``).
+    Raises TraceLockedError while another run writes to it.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], force: bool = False) -> None:
@@ -117,7 +132,19 @@ class Store:
         self.done: set[tuple[str, int]] = set()
         self.timed: set[tuple[str, int]] = set()
         self.complete = False
-        if path.exists() and not force:
+        going_on = path.exists() and not force
+        # Opened without emptying it, so that a file that another run writes to is refused as it is.
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+        try:
+            lock(self._file.fileno(), path)
+            self._begin(wanted, going_on)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _begin(self, wanted: Mapping[str, Any], going_on: bool) -> None:
+        path = self.path
+        if going_on:
             old, lines, self.complete = _lines(path)
             same = json.loads(json.dumps(wanted))
             if differs := [k for k in wanted if k != "made" and old.get(k) != same[k]]:
@@ -125,12 +152,11 @@ class Store:
                 raise UsageError(f"{path} holds results of {of}; give another -o, or --force to start over")
             self.done = {(line["group"], line["seed"]) for line in lines if line["kind"] == "prompt"}
             self.timed = {(line["group"], line["seed"]) for line in lines if line["kind"] == "cost"}
-            self._file = path.open("r+b")
             # What a killed run left of its last line.
             self._file.truncate(self._file.read().rfind(b"\n") + 1)
             self._file.seek(0, os.SEEK_END)
         else:
-            self._file = path.open("wb")
+            self._file.truncate(0)
             self.add(wanted)
 
     def add(self, line: Mapping[str, Any]) -> None:

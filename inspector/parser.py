@@ -99,7 +99,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
     show = command("show", commands.show, "what a trace holds: arms, hook points, sizes, provenance")
     show.add_argument("trace", type=Path, metavar="T.h5")
-    show.add_argument("--verify", action="store_true", help="read every byte and check its integrity")
+    show.add_argument("--verify", action="store_true", help="read every number and check its integrity")
 
     plot = command("plot", commands.plot, "draw figures of a trace into a file")
     plot.add_argument("trace", type=Path, metavar="T.h5")

@@ -27,14 +27,14 @@ _TELLING = (
     "seed",
     "versions.torch",
 )
-SOUND = "verified: every byte read, every checksum right"
+SOUND = "verified: every number read, every checksum right"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def show(path: Path, *, verify: bool = False, verbose: bool = False) -> Result:
     """The `show` command. The whole provenance and config are in the text with `verbose`, and always in the JSON data.
 
-    With `verify` every byte is read, and of a faulty file only its faults are told, a line each, with exit code 1.
+    With `verify` every number is read, and of a faulty file only its faults are told, a line each, with exit code 1.
     """
     if not verify:
         data = summarise(TraceReader(path))

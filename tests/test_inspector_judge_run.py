@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from replayscope.inspector import judge_matrix, judge_run
+from replayscope.inspector import cli, judge_matrix, judge_run
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.judge_costs import cost_lines
 from replayscope.inspector.judge_results import Results, Store, header_of, read
 from replayscope.inspector.judge_tokens import Text
 from replayscope.inspector.judge_verdict import judge
+from replayscope.traces.errors import TraceLockedError
 from tests import judging, v41
 
 W, SAMPLES = 6, 3
@@ -162,6 +163,45 @@ def test_a_run_is_taken_up_where_it_stopped(ran, tmp_path):
     path.write_bytes(path.read_bytes().replace(b'"exact":false', b'"exact":true ', 1))
     with pytest.raises(UsageError, match="was changed after it was sealed"):
         read(path)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_two_runs_into_one_file_are_refused_and_harm_nothing(ran, tmp_path, force):
+    contract, made = ran
+    path, header = tmp_path / "r.jsonl", header_of(contract, "tiny", "*", "tiny.toml")
+    with Store(path, header) as store:
+        store.add(made[0])
+        before = path.read_bytes()
+        with pytest.raises(TraceLockedError, match="in use by another process"):
+            Store(path, header, force)
+        assert path.read_bytes() == before
+    with Store(path, header, force) as store:
+        assert len(store.done) == (0 if force else 1)
+
+
+def test_a_prompt_that_is_there_twice_is_no_new_evidence(ran, tmp_path):
+    contract, made = ran
+    path, header = tmp_path / "r.jsonl", header_of(contract, "tiny", "*", "tiny.toml")
+    with Store(path, header) as store:
+        for line in (made[0], made[1], made[0]):
+            store.add(line)
+        store.seal()
+    with pytest.raises(UsageError, match=r"holds prompt \d+ of .* twice"):
+        read(path)
+
+
+def test_results_of_other_types_are_refused_in_a_line(ran, tmp_path, capsys):
+    contract, made = ran
+    path, header = tmp_path / "r.jsonl", header_of(contract, "tiny", "*", "tiny.toml")
+    for planted in ("x", 10**400):
+        strange = json.loads(json.dumps(made[0]))
+        for run in strange["runs"][1:]:
+            run["kl"] = [planted]
+        with Store(path, header, force=True) as store:
+            store.add(strange)
+            store.seal()
+        assert cli.main(["judge", "verdict", str(path)]) == 2
+        assert "holds results whose parts do not fit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"[1]\n", b"\xff\n", b'{"kind":"replayscope judge results"}\n'])

@@ -165,7 +165,7 @@ class TraceReader:
         return total
 
     def verify(self) -> list[str]:
-        """Read every byte against its checksum and every table against the runs; one line per fault, [] if sound."""
+        """Read every number against its checksum and every table against the runs; one line per fault, [] if sound."""
         faults = []
         with safe.open_trace(self.path) as file:
             if safe.attribute(file, "complete") != 1:
