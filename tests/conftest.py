@@ -1,5 +1,6 @@
 """Rules of all tests: a skip is a failure in CI, GPU tests are left out where no GPU is, one Hypothesis profile."""
 
+import gc
 import os
 import shutil
 from collections.abc import Generator
@@ -13,6 +14,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 ROOT = Path(__file__).resolve().parents[1]
+# For tests that build the page: Gradio leaves an event loop open for every Blocks that is built outside of one.
+LOOPS = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("collected"),
+]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 # No deadline: the machine is shared, and a slow example is no error. CI draws the same examples every time.
@@ -57,6 +63,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture
+def collected() -> Generator[None, None, None]:
+    """Lets the loops of `LOOPS` go while they are forgiven, and not at the end of all tests."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,22 @@ at_most = 1.0
 tasks = ["passkey.before", "passkey.straddle"]
 lengths = [320]
 """
+# The smallest matrix that a model really runs; ``TINY.format(samples=…, evidence=…, matrix=…)`` adds lines of TOML.
+TINY = """
+name = "tiny"
+[evidence]
+samples = {samples}
+resamples = 50
+{evidence}
+[[limit]]
+metric = "kl"
+at_most = 100
+[[matrix]]
+tasks = ["chain.straddle"]
+lengths = [70]
+suffixes = ["none"]
+{matrix}
+"""
 Outcome = Callable[[str, str, int], dict]
 
 

@@ -26,23 +26,9 @@ W = hf.W
 # Terms of order 1 in fp64; two right ways differ by rounding that passes six layers.
 EQUAL = 1e-12
 FILLER = "Some words stand here. "
-CONTRACT = """
-name = "tiny"
-[evidence]
-samples = 2
-budget = 0.9
-reference = 0.0
-resamples = 50
-[[limit]]
-metric = "kl"
-at_most = 100
-[[matrix]]
-tasks = ["chain.straddle"]
-lengths = [70]
-suffixes = ["none"]
-concurrency = [2]
-arms = ["encoder"]
-"""
+CONTRACT = judging.TINY.format(
+    samples=2, evidence="budget = 0.9\nreference = 0.0", matrix='concurrency = [2]\narms = ["encoder"]'
+)
 _DIMENSIONS = """arms = ["encoder", "exact"]
 outputs = ["short", "long", "turns"]
 neighbours = 0

@@ -13,22 +13,7 @@ from replayscope.inspector.judge_run import group_lines
 from replayscope.inspector.judge_tokens import Text
 from tests import judging, v41
 
-CONTRACT = """
-name = "tiny"
-[evidence]
-samples = 3
-resamples = 50
-[[limit]]
-metric = "kl"
-at_most = 100
-[[matrix]]
-tasks = ["chain.straddle"]
-lengths = [70]
-suffixes = ["none"]
-arms = ["encoder"]
-neighbours = 0
-concurrency = [2]
-"""
+CONTRACT = judging.TINY.format(samples=3, evidence="", matrix='arms = ["encoder"]\nneighbours = 0\nconcurrency = [2]')
 SIZE = v41.config().vocab_size
 TEXT = Text(lambda t: [b % SIZE for b in t.encode()], lambda ids: "".join(chr(32 + i % 90) for i in ids), "Words. ")
 

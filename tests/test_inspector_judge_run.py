@@ -17,22 +17,7 @@ from replayscope.traces.errors import TraceLockedError
 from tests import judging, v41
 
 W, SAMPLES = 6, 3
-CONTRACT = """
-name = "tiny"
-[evidence]
-samples = 3
-budget = 0.7
-reference = 0.0
-resamples = 50
-[[limit]]
-metric = "kl"
-at_most = 100
-[[matrix]]
-tasks = ["chain.straddle"]
-lengths = [70]
-suffixes = ["none"]
-concurrency = [3]
-"""
+CONTRACT = judging.TINY.format(samples=SAMPLES, evidence="budget = 0.7\nreference = 0.0", matrix="concurrency = [3]")
 
 
 @pytest.fixture(scope="module")

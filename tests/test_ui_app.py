@@ -1,6 +1,5 @@
 """What the page does for each act of a visitor, who may open it, and what programs can ask of it. No browser."""
 
-import gc
 import json
 import time
 
@@ -19,18 +18,11 @@ from replayscope.ui.access import is_local, users
 from replayscope.ui.library import Library
 from replayscope.ui.port import FIRST_PORT
 from replayscope.ui.session import Session
+from tests.conftest import LOOPS
 from tests.synthetic import synthetic_trace
 from tests.visitor import CUTS, PARTS, Visitor
 
-# Gradio leaves an event loop open for every Blocks that is built outside of one.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    """Lets those loops go while they are forgiven, and not at the end of all tests."""
-    yield
-    gc.collect()
+pytestmark = LOOPS
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Whom the page answers to: raw requests with Host headers of this machine, and of a name that was rebound to it."""
 
 import asyncio
-import gc
 import http.client
 import json
 from urllib.parse import urlsplit
@@ -12,21 +11,14 @@ from starlette.middleware import Middleware
 from replayscope.inspector.errors import UsageError
 from replayscope.ui import app
 from replayscope.ui.hosts import OwnHosts, named
+from tests.conftest import LOOPS
 from tests.synthetic import synthetic_trace
 
-# Gradio leaves an event loop open for every Blocks that is built outside of one.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = LOOPS
 EVIL = ("evil.example", "evil.example:{port}", "localhost.evil.example:{port}", "127.0.0.1.evil.example", "10.0.0.7",
         "127.0.0.1@evil.example", "2130706433", "", None)  # fmt: skip
 OWN = ("127.0.0.1:{port}", "localhost:{port}", "LOCALHOST", "localhost.", "[::1]:{port}", "127.0.0.1")
 JOIN = json.dumps({"data": [], "fn_index": 0, "session_hash": "s"})
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    """Lets those loops go while they are forgiven, and not at the end of all tests."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")
