@@ -16,6 +16,7 @@ from replayscope.inspector.executor import Executor
 from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.judge_contract import Contract
 from replayscope.inspector.judge_costs import cost_lines
+from replayscope.inspector.judge_limits import check_layers
 from replayscope.inspector.judge_matrix import Group
 from replayscope.inspector.judge_pace import Pace
 from replayscope.inspector.judge_results import Store, header_of, read
@@ -176,6 +177,7 @@ def _load(asked: JudgeRun) -> _Asked:
     if len(without) == len(arms):
         whys = ", ".join(dict.fromkeys(without.values()))
         raise UsageError(f"[[matrix]] arms: {asked.model} has none of {', '.join(arms)}: {whys}; ask for encoder")
+    check_layers(asked.contract, Path(asked.source).name, asked.model, config)
     notes = [_CUTS] if hf else []
     notes += [f"{arm} is no arm of this model, so its cells do not run: {why}" for arm, why in without.items()]
     groups = matrix.groups(asked.contract, asked.cells, without)

@@ -21,7 +21,7 @@ from replayscope.inspector.errors import UsageError
 from replayscope.inspector.features import FEATURES, feature
 from replayscope.inspector.judge_stats import pairs_needed, statistic
 from replayscope.inspector.judge_tables import filled, table, tables, texts, typed
-from replayscope.inspector.names import choose
+from replayscope.inspector.names import choose, short
 from replayscope.model.tasks import PLACES, SUFFIXES, TASKS
 
 DEFAULT = "default"
@@ -93,7 +93,7 @@ class Limit:
     @property
     def text(self) -> str:
         named = {f.name: getattr(self, f.name) for f in fields(self)[3:]}
-        where = ", ".join(f"{key} {value}" for key, value in named.items() if value != "*")
+        where = ", ".join(f"{key} {short(value)}" for key, value in named.items() if value != "*")
         return f"{self.statistic} {self.metric} ≤ {self.at_most:g}" + (f" ({where})" if where else "")
 
 
@@ -142,9 +142,8 @@ class Contract:
     @property
     def stamp(self) -> str:
         """In words, whether it was frozen."""
-        if self.frozen is None:
-            return f"contract {self.name} ({self.sha256[:12]}), not frozen"
-        return f"contract {self.name} ({self.sha256[:12]}), frozen on {self.frozen['date']}"
+        frozen = "not frozen" if self.frozen is None else f"frozen on {self.frozen['date']}"
+        return f"contract {short(self.name)} ({self.sha256[:12]}), {frozen}"
 
 
 def shipped() -> str:
@@ -159,7 +158,8 @@ def load(source: str) -> Contract:
     if not path.is_file():
         raise UsageError(f"no contract {source}; give a TOML file, or {DEFAULT} for the shipped one")
     try:
-        return parse(path.read_text(encoding="utf-8"), path.name)
+        # An editor may have put a byte order mark before it.
+        return parse(path.read_text(encoding="utf-8-sig"), path.name)
     except UnicodeDecodeError:
         raise UsageError(f"{path.name} is no text in UTF-8") from None
 
@@ -172,8 +172,8 @@ def parse(text: str, name: str) -> Contract:
         # Also a whole number of thousands of digits, which Python refuses to read or write, is a ValueError.
         digest = hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest()
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name} is no TOML that can be used: {error}") from None
-    if stamp is not None and (not isinstance(stamp, dict) or set(stamp) != {"sha256", "date"}):
+        raise UsageError(f"{name} is no TOML that can be used: {error!s:.200}") from None
+    if stamp is not None and not _is_stamp(stamp):
         raise UsageError(f"{name}: [frozen] holds sha256 and date; let replayscope judge freeze write it")
     if stamp is not None and stamp["sha256"] != digest:
         raise UsageError(f"{name} was changed after it was frozen on {stamp['date']}; freeze it again or take it back")
@@ -205,6 +205,12 @@ def parse(text: str, name: str) -> Contract:
     )
     _check(contract, name)
     return contract
+
+
+def _is_stamp(raw: Any) -> bool:
+    if not isinstance(raw, dict) or set(raw) != {"sha256", "date"}:
+        return False
+    return isinstance(raw["date"], str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", raw["date"]) is not None
 
 
 def _limit(raw: Any, where: str) -> Limit:

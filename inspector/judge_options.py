@@ -89,7 +89,7 @@ def judge(options: Namespace) -> Result:
     _fits(options, action)
     if action == "verdict":
         return _verdict(options)
-    from replayscope.inspector import judge_contract
+    from replayscope.inspector import judge_contract, judge_limits
 
     source = options.file or judge_contract.DEFAULT
     contract = judge_contract.load(source)
@@ -110,6 +110,7 @@ def judge(options: Namespace) -> Result:
             {"verdict": "refuse", "reasons": list(served.refused)},
             1,
         )
+    judge_limits.check(contract, Path(source).name, options.engine_semantics if options.endpoint is not None else None)
     if options.endpoint is not None:
         return _endpoint(options, contract, source)
     from replayscope.inspector import judge as use_case

@@ -210,10 +210,10 @@ def statistic(name: str) -> Callable[[ndarray], ndarray]:
         return lambda values: values.mean(-1)
     if name == "max":
         return lambda values: values.max(-1)
-    if name[:1] == "q" and name[1:].isdigit() and int(name[1:]) <= 100:
+    if name[:1] == "q" and name[1:].isdecimal() and len(name) <= 4 and int(name[1:]) <= 100:
         # The next larger value, not one between two: a tail must not be drawn towards the middle.
         return lambda values: np.quantile(values, int(name[1:]) / 100, axis=-1, method="higher")
-    raise ValueError(f"unknown statistic {name!r}; valid: mean, max, or q0 … q100")
+    raise ValueError(f"unknown statistic {name!r:.60}; valid: mean, max, or q0 … q100")
 
 
 @dataclass(frozen=True)

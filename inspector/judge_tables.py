@@ -17,6 +17,7 @@ _TYPES = {
 }
 # The least budget needs 3 million prompts to be shown; below, 1 - budget rounds to 1.
 _LEAST_BUDGET = 1e-6
+_LONGEST = 1000  # characters of a text: all are names and globs, and a glob of megabytes takes seconds to read
 Range = tuple[Callable[[float], bool], str]
 
 
@@ -63,6 +64,8 @@ def typed(value: Any, kind: Any, key: str, where: str, within: str = "") -> Any:
     allowed = (int, float) if kind is float else (many or kind,)
     if not values or (many and values is not value) or any(type(one) not in allowed for one in values):
         raise UsageError(f"{where}: {key} must be {_TYPES[kind]}, not {value!r:.60}")
+    if long := [one for one in values if isinstance(one, str) and len(one) > _LONGEST]:
+        raise UsageError(f"{where}: {key} has {len(long[0]):,} characters, at most {_LONGEST:,} are read")
     inside, says = RANGES.get(within or key, (None, ""))
     for one in values:
         try:

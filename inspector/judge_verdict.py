@@ -14,43 +14,18 @@ import numpy as np
 from replayscope.inspector.engines import ENGINES
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.judge_contract import COSTS, STATES, Contract, Limit, support
+from replayscope.inspector.judge_limits import Name
 from replayscope.inspector.judge_matrix import CONTROL, Run, engine_groups, groups, neighbours
 from replayscope.inspector.judge_results import Results
 from replayscope.inspector.judge_stats import Drop, Interval, bootstrap, compare, holm, pairs_needed
 from replayscope.inspector.judge_values import Costs, by_step, spread, values_of
-from replayscope.inspector.names import counted
+from replayscope.inspector.names import counted, short
 
 ACCEPT, DECODER_ONLY = "accept", "accept decoder replay only"
 REFUSE, LACKING = "refuse", "not enough evidence"
 ROLL_BACK = ("off", "decoder", "encoder")
 # Of a cell or a limit: within, over, or neither can be said.
 PASS, FAIL, OPEN = "pass", "fail", "open"
-
-
-@dataclass(frozen=True)
-class Name:
-    """A cell's name in parts, as limits select it."""
-
-    task: str
-    length: str
-    suffix: str
-    output: str
-    concurrency: str
-    arm: str
-    semantics: str
-    cut: str
-
-    @classmethod
-    def of(cls, group: str, run: str) -> "Name":
-        task, length, suffix, output, concurrency = group.split("/")
-        arm, semantics, cut = run.split("/")
-        strip = (length.removeprefix("n"), suffix.removeprefix("suffix-"), output.removeprefix("out-"))
-        return cls(task, *strip, concurrency.removeprefix("x"), arm, semantics, cut)
-
-    def matches(self, limit: Limit) -> bool:
-        task = limit.task in ("*", self.task.split(".")[0]) or fnmatchcase(self.task, limit.task)
-        rest = ("length", "suffix", "output", "arm", "semantics", "cut")
-        return task and all(fnmatchcase(getattr(self, key), getattr(limit, key)) for key in rest)
 
 
 @dataclass(frozen=True)
@@ -142,8 +117,9 @@ def judge(results: Results, contract: Contract, unfrozen: bool = False, source: 
     if began["sha256"] != contract.sha256:
         if not unfrozen:
             raise UsageError(
-                f"the runs began under contract {began['name']} ({began['sha256'][:12]}), this one is {contract.name} "
-                f"({contract.sha256[:12]}); give that one, or add --unfrozen to judge under one written afterwards"
+                f"the runs began under contract {short(began['name'])} ({began['sha256'][:12]}), this one is "
+                f"{short(contract.name)} ({contract.sha256[:12]}); give that one, or add --unfrozen to judge under one "
+                "written afterwards"
             )
         notes.append("judged under a contract that is not the one the runs began with: it may know their outcome")
     elif not began["frozen"]:

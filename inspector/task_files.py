@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.names import short
 from replayscope.model.tasks import Sample
 
 FIELDS = {"prompt": str, "answer": str, "cut": int, "task": str}
@@ -18,7 +19,8 @@ def read(path: str | Path) -> list[Sample]:
     Raises UsageError that names the line and the field.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        # An editor may have put a byte order mark before it.
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"task file {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
@@ -34,11 +36,13 @@ def _sample(where: str, number: int, line: str) -> Sample:
         raw: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise UsageError(f"{where}: no JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
+        raise UsageError(f"{where}: no JSON that can be used ({error!s:.80})") from None
     if not isinstance(raw, dict):
         raise UsageError(f"{where}: one object per line is wanted, with {', '.join(FIELDS)}")
     unknown = sorted(set(raw) - set(FIELDS))
     if unknown:
-        raise UsageError(f"{where}: unknown field {unknown[0]!r}; there are {', '.join(FIELDS)}")
+        raise UsageError(f"{where}: unknown field {short(unknown[0])!r}; there are {', '.join(FIELDS)}")
     raw = {"task": "own", **raw}
     for name, kind in FIELDS.items():
         if not isinstance(raw.get(name), kind) or isinstance(raw[name], bool):
@@ -46,5 +50,5 @@ def _sample(where: str, number: int, line: str) -> Sample:
     if not raw["prompt"] or not raw["answer"]:
         raise UsageError(f"{where}: an empty {'answer' if raw['prompt'] else 'prompt'} cannot be scored")
     if not 0 <= raw["cut"] <= len(raw["prompt"]):
-        raise UsageError(f"{where}: cut {raw['cut']} is outside the prompt's {len(raw['prompt'])} characters")
+        raise UsageError(f"{where}: cut {raw['cut']!s:.20} is outside the prompt's {len(raw['prompt'])} characters")
     return Sample(raw["task"], raw["prompt"], raw["answer"], raw["cut"], number, "own", "own")

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from replayscope.inspector import judge_contract, judge_matrix
+from replayscope.inspector import judge_contract, judge_limits, judge_matrix
 from replayscope.inspector.cli import main
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.judge_matrix import Run
 from replayscope.inspector.judge_tokens import Text
+from replayscope.inspector.judge_verdict import judge
 from replayscope.model import tokenizer
 from replayscope.model.config import ModelConfig
 from tests import judging
@@ -126,6 +127,118 @@ def test_a_number_of_the_evidence_out_of_its_range_is_named(key, values):
     for value in values:
         with pytest.raises(UsageError, match=rf"\[evidence\]: {key} must be .*, not "):
             judge_contract.parse(f"[evidence]\n{key} = {value}\n", "x.toml")
+
+
+LIMIT = '[[limit]]\nmetric = "kl"\nat_most = 1\n'
+DEAD = [
+    (LIMIT + 'task = "pasky"\n', r"5, mean kl ≤ 1 \(task pasky\): no cell of the matrix has task 'pasky'; "
+     r"did you mean 'passkey'\? there are: passkey\.before, passkey\.straddle$"),
+    (LIMIT + 'task = "chain"\n', "no cell of the matrix has task 'chain'"),
+    (LIMIT + "length = 512\n", "no cell of the matrix has length '512'; there are: 320$"),
+    (LIMIT + 'suffix = "long"\n', "no cell of the matrix has suffix 'long'; there are: short$"),
+    (LIMIT + 'output = "turns"\n', "no cell of the matrix has output 'turns'; there are: short$"),
+    (LIMIT + 'arm = "exact"\n', "no cell of the matrix has arm 'exact'; there are: encoder, decoder, both$"),
+    (LIMIT + 'arm = "engine"\n', "no cell of the matrix has arm 'engine'"),
+    (LIMIT + 'semantics = "vllm-0.33"\n', "no cell of the matrix has semantics 'vllm-0.33'; there are: paper$"),
+    (LIMIT + 'cut = "end"\n', r"no cell of the matrix has cut 'end'; there are: task-1, task, task\+1, none$"),
+    (LIMIT + 'cut = "task"\narm = "decoder"\n', "each of these is in the matrix, but no cell has all"),
+    (LIMIT.replace('"kl"', '"jump"') + 'arm = "decoder"\n', "neighbours = 1"),
+    (LIMIT.replace('"kl"', '"window_kv"') + 'arm = "decoder"\n', "before the cut none there is no window"),
+    (LIMIT.replace('"kl"', '"ttft"') + 'task = "passkey"\n', "ttft is of an arm over all its cells; leave task out"),
+    (LIMIT.replace('"kl"', '"ttft"') + 'arm = "hit"\n', "ttft is not judged of the control"),
+    ("[budgets]\nchain = 0.1\n", "made.toml budgets: no cell of the matrix has task 'chain'; there are: passkey.bef"),
+    ('[service]\ncritical = ["edit.*"]\n', r"made.toml critical: no cell of the matrix has task 'edit\.\*'; there are"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "says"), DEAD)
+def test_what_no_cell_can_be_held_to_is_refused_before_anything_runs(more, says):
+    with pytest.raises(UsageError, match=says):
+        judge_limits.check(judging.contract(judging.CONTRACT + more), "made.toml")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        'task = "passkey"',
+        'task = "*.straddle"',
+        'length = "3*"',
+        'arm = "hit"',
+        'arm = "hit"\ncut = "task"',
+        'cut = "task*"',
+    ],
+)
+def test_a_limit_that_selects_a_cell_is_taken(more):
+    judge_limits.check(judging.contract(judging.CONTRACT + LIMIT + more), "made.toml")
+
+
+def test_every_limit_that_is_taken_is_measured_and_what_is_refused_would_not_be():
+    """Held against the judge itself. The made-up results have a window and a time even where no run could."""
+    dead = [text for text, _ in DEAD if "[[limit]]" in text and "window_kv" not in text and "ttft" not in text]
+    for more in [*dead, ""]:
+        asked = judging.contract(judging.CONTRACT + more)
+        told = judge(judging.results(asked), asked).reasons
+        assert any("nothing was measured" in reason for reason in told) == (more != ""), (more, told)
+
+
+def test_a_limit_for_an_engine_is_of_its_arm_and_rules():
+    asked = judging.contract(judging.CONTRACT + LIMIT + 'arm = "engine"\nsemantics = "vllm-0.33"\n')
+    judge_limits.check(asked, "made.toml", "vllm-0.33")
+    with pytest.raises(UsageError, match=r"semantics 'vllm-0\.33'; there are: paper, sglang-0\.5\.23"):
+        judge_limits.check(asked, "made.toml", "sglang-0.5.23")
+
+
+def test_a_layer_that_the_model_does_not_have_is_named():
+    judge_limits.check_layers(judging.contract(), "made.toml", "mini", MINI)
+    with pytest.raises(
+        UsageError, match=r"\[\[limit\]\] 3, max window_kv ≤ 1e-05 \(region window, layer 99\): mini has "
+    ):
+        judge_limits.check_layers(judging.contract(**{"layer = 0": "layer = 99"}), "made.toml", "mini", MINI)
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(judging.CONTRACT, encoding="utf-8-sig")
+    assert path.read_bytes()[:3] == b"\xef\xbb\xbf"
+    assert judge_contract.load(str(path)).sha256 == judging.contract().sha256
+    assert main(["judge", "freeze", str(path)]) == 0 and judge_contract.load(str(path)).frozen
+
+
+HUGE = "x" * 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('name = "made up"', "HUGE = 1"),
+        ('name = "made up"', 'name = "a"\nHUGE = 1\nHUGE = 2'),
+        ('metric = "jump"', 'metric = "HUGE"'),
+        ('statistic = "max"', 'statistic = "HUGE"'),
+        ('statistic = "max"', 'statistic = "qDIGITS"'),
+        ('region = "window"', 'region = "HUGE"'),
+        ('"passkey.straddle"', '"HUGE"'),
+        ("[evidence]", "[budgets]\nHUGE = 0.1\n[evidence]"),
+        ("[evidence]", '[service]\ncritical = ["HUGE"]\n[evidence]'),
+        ("[evidence]", '[frozen]\nsha256 = "0"\ndate = "HUGE"\n[evidence]'),
+        ("[evidence]", "[frozen]\nsha256 = \"0\"\ndate = 2026-11-01\n[evidence]"),
+    ],
+)  # fmt: skip
+def test_a_name_of_megabytes_is_one_short_line(old, new):
+    with pytest.raises(UsageError) as error:
+        judging.contract(**{old: new.replace("HUGE", HUGE).replace("DIGITS", "9" * 5000)})
+    assert len(str(error.value)) < 1000 and "\n" not in str(error.value)
+
+
+def test_a_long_name_that_is_read_is_shown_by_a_line():
+    with pytest.raises(UsageError, match=r"made.toml: name has 5,000,000 characters, at most 1,000 are read"):
+        judging.contract(**{"made up": HUGE})
+    long = HUGE[:1000]
+    asked = judging.contract(**{"made up": long})
+    assert len(asked.stamp) < 200 and asked.stamp.startswith("contract xxx") and "1,000 characters" in asked.stamp
+    dead = judging.contract(judging.CONTRACT + LIMIT + f'task = "{long}"\n')
+    with pytest.raises(UsageError, match="no cell of the matrix has task 'xxx") as error:
+        judge_limits.check(dead, "made.toml")
+    assert len(str(error.value)) < 500
 
 
 def test_a_matrix_beyond_all_machines_is_refused_before_it_is_made():

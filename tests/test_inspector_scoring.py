@@ -98,12 +98,23 @@ def test_a_task_file_gives_its_samples(tmp_path):
     (line(prompt=3), "prompt must be given as text"),
     (line(place="x"), "unknown field 'place'"),
     (line() + "\n" + '{"prompt": "x"}', ":2: answer must be given"),
+    ('{"cut": DIGITS}', ":1: no JSON that can be used"),
+    ("DEEP", ":1: no JSON that can be used"),
+    (line(cut=10**30), "cut 10000000000000000000 is outside"),
+    (line(HUGE=1), "unknown field 'xxx.* .5,000,000 characters.'; there are prompt"),
 ])  # fmt: skip
 def test_a_faulty_task_file_is_refused_by_line_and_field(tmp_path, text, says):
     path = tmp_path / "own.jsonl"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=says):
+    path.write_text(text.replace("HUGE", "x" * 5_000_000).replace("DIGITS", "9" * 5000).replace("DEEP", "[" * 100_000))
+    with pytest.raises(UsageError, match=says) as error:
         task_files.read(path)
+    assert len(str(error.value)) < 500
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text(line(), encoding="utf-8-sig")
+    assert path.read_bytes()[:3] == b"\xef\xbb\xbf" and task_files.read(path)[0].prompt == "a = 1. a? "
 
 
 def test_a_missing_or_binary_task_file_is_refused(tmp_path):

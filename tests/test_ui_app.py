@@ -105,6 +105,8 @@ def test_users_are_read_and_never_repeated(tmp_path):
     assert users(None) is None and users("ann:p:w") == [("ann", "p:w")]
     (tmp_path / "users").write_text("ann:one\n\nbob:two\n")
     assert users(f"@{tmp_path / 'users'}") == [("ann", "one"), ("bob", "two")]
+    (tmp_path / "marked").write_text("ann:one\n", encoding="utf-8-sig")
+    assert users(f"@{tmp_path / 'marked'}") == [("ann", "one")], "a byte order mark is no part of a name"
     for bad in ("secret", "secret:", ":secret", f"@{tmp_path / 'none'}", f"@{tmp_path}"):
         with pytest.raises(UsageError) as error:
             users(bad)

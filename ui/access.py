@@ -20,7 +20,8 @@ def users(text: str | None) -> Users | None:
     if not text.startswith("@"):
         return [_user(text, "--auth")]
     try:
-        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        # An editor may have put a byte order mark before it, which is no part of the first name.
+        lines = Path(text[1:]).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise UsageError(f"--auth: {text[1:]!r} cannot be read as text; give USER:PASSWORD or @FILE") from error
     found = [_user(line.strip(), f"--auth {text}: line {i}") for i, line in enumerate(lines, 1) if line.strip()]
