@@ -292,13 +292,21 @@ def _built(rng: random.Random, task: Task, level: int, count: int) -> list[Mater
     return made
 
 
-def pieces(rng: random.Random, length: int, levels: dict[str, int], again: dict[str, int]) -> list[tuple[int, Piece]]:
+def pieces(
+    rng: random.Random,
+    length: int,
+    levels: dict[str, int],
+    again: dict[str, int],
+    far: float = 0.0,
+    reach: int | None = None,
+) -> list[tuple[int, Piece]]:
     """Tasks scattered over a text that they make ``length`` characters long, as (place, piece).
 
     Places are those in the text before anything is inserted, in order. Distances between the last fact and the question
-    are log-uniform: near ones teach the task, far ones make it global. ``again``: the tasks, and how often each comes,
-    one after another; a new one makes the old one void. ``levels``: how hard each may get. The facts of a chain lie
-    near each other.
+    are log-uniform: near ones teach the task, far ones make it global. They are uniform for a share ``far`` of the
+    questions, and where there is a limit: that of the task, or ``reach``. ``again``: the tasks, and how often each
+    comes, one after another; a new one makes the old one void. ``levels``: how hard each may get. The facts of a chain
+    lie near each other.
     """
     built = [(name, _built(rng, TASKS[name], levels[name], count)) for name, count in again.items()]
     text = max(8, length - sum(size(m) for _, all_ in built for m in all_))
@@ -306,7 +314,9 @@ def pieces(rng: random.Random, length: int, levels: dict[str, int], again: dict[
     for name, materials in built:
         room = text // len(materials)
         for turn, m in enumerate(materials):
-            distance = min(room, int(4 * max(1.0, min(room, m.reach or room) / 4) ** rng.random()))
+            most = min(room, m.reach or room, reach or room)
+            even = most < room or rng.random() < far
+            distance = int(most * rng.random()) if even else min(room, int(4 * max(1.0, most / 4) ** rng.random()))
             spread = min(room - distance, int(rng.random() * (24 * len(m.facts) if m.near else room)))
             at = turn * room + rng.randint(0, max(0, room - distance - spread))
             offsets = [0, *sorted(rng.randint(0, max(0, spread)) for _ in m.facts[1:])]

@@ -30,7 +30,7 @@ from replayscope.model import checkpoint, evaluate, mini, tasks, train_data
 from replayscope.model.optim import Muon
 from replayscope.model.train_data import Lesson
 from replayscope.model.train_forward import Pass, Replay, forward
-from replayscope.model.train_recipe import RECIPES, RUNGS, Recipe
+from replayscope.model.train_recipe import RECIPES, Recipe
 
 # The embedded samples: like the corpus, found in the repository, since this package may not import the one above it.
 HELD_OUT = Path(__file__).parents[1] / "inspector" / "samples"
@@ -64,7 +64,7 @@ class Trainer:
         self.steps = self.tokens = 0
         self.seconds = 0.0
         # Share of right answers: of each task alone at its rung, and of all that the indexers' choices were read for.
-        self.rung = dict.fromkeys(tasks.TASKS, recipe.rung)
+        self.rung = {name: len(recipe.ladder(name)) - 1 if recipe.top else 0 for name in tasks.TASKS}
         self.right = dict.fromkeys(tasks.TASKS, 0.0)
         self.picked = dict.fromkeys(tasks.TASKS, 0.0)
         self.curve: list[dict[str, float]] = []
@@ -72,14 +72,18 @@ class Trainer:
     def step(self, progress: float) -> dict[str, float]:
         """One update; returns bits per text byte, nats per answer, distil, and the lightest expert's load."""
         r = self.recipe
-        lesson, selection = self._next(progress)
+        lesson, selection, path = self._next(progress)
         n, alone = lesson.length, len(lesson.levels) == 1
         made = train_data.batch(self.corpus, self.seed, self.steps, r.batch_tokens, lesson)
         ids, text = torch.from_numpy(made.ids), torch.from_numpy(made.text)
-        rows = self._distilled(made) if progress >= r.distil_from and selection != "none" else None
+        rows = self._distilled(made) if progress >= r.distil_from and path == "own" else None
         inputs, first = ids[:, :-1], 0
         replay = None
-        if selection != "none" and float(torch.rand((), generator=self.rng)) < r.replay_share:
+        if path == "foreign":
+            with torch.no_grad():
+                other = forward(self.model, inputs.roll(1, 0), selection)
+            replay = Replay(n, (0,) * self.config.num_hidden_layers, other)
+        elif path == "own" and float(torch.rand((), generator=self.rng)) < r.replay_share:
             with torch.no_grad():
                 full = forward(self.model, inputs, selection)
             replay, first = self._replay(full, n)
@@ -92,7 +96,8 @@ class Trainer:
         per_answer = [nats[i, a:b].sum() for i, a, b, _ in answers]
         answer_loss = torch.stack(per_answer).mean() if per_answer else nats.new_zeros(())
         text_loss = nats[text].mean()
-        ((r.text_in_task if alone else 1.0) * text_loss + r.answer_weight * answer_loss + out.distil).backward()
+        text_weight = 0.0 if path == "foreign" else r.text_in_task if alone else 1.0
+        (text_weight * text_loss + r.answer_weight * answer_loss + out.distil).backward()
         leaves = [p for p in self.params.values() if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(leaves, r.clip)
         if not torch.isfinite(norm):
@@ -109,7 +114,7 @@ class Trainer:
         right = out.logits.detach().argmax(-1) == ids[:, 1:]
         if alone:
             _remember(self.right, right, answers)
-        if selection == "sparse":
+        if selection == "sparse" and path == "own":
             _remember(self.picked, right, answers)
         self.steps += 1
         self.tokens += text.numel()
@@ -120,30 +125,34 @@ class Trainer:
             "lightest": float(out.loads.min()),
         }
 
-    def _next(self, progress: float) -> tuple[Lesson, str]:
-        """The lesson of this step, and what of the global path it has ("dense", "sparse" or "none").
+    def _next(self, progress: float) -> tuple[Lesson, str, str]:
+        """The lesson of this step, what it reads of the global path ("dense", "sparse" or "none"), and whose that is
+        (`Rung.path`).
 
         Drawn from the seed and the number of the step. A task that is solved climbs; a longer text, or a harder task,
         has to be shown to be solved again.
         """
         r, rng = self.recipe, random.Random(f"{self.seed}/{self.steps}/lesson")
         for name, right in self.right.items():
-            if right >= r.solved and self.rung[name] + 1 < len(RUNGS):
+            if right >= r.solved and self.rung[name] + 1 < len(r.ladder(name)):
                 self.rung[name] += 1
                 self.right[name] = right / 2
-        rungs = {name: RUNGS[i] for name, i in self.rung.items()}
+        rungs = {name: r.ladder(name)[i] for name, i in self.rung.items()}
         selection = "sparse" if rng.random() < r.sparse_share(progress) else "dense"
         if rng.random() < r.mixed_share(progress):
-            longest = max(length for length, _ in rungs.values())
-            levels = {name: level for name, (_, level) in rungs.items()}
-            return Lesson(longest, levels, r.mixed_density, r.plain), selection
+            # What is to be carried is never asked where it could be looked up.
+            own = {name: rung for name, rung in rungs.items() if rung.path == "own"}
+            levels = {name: rung.level for name, rung in own.items()}
+            longest = max(rung.length for rung in own.values())
+            return Lesson(longest, levels, r.mixed_density, r.plain, r.far), selection, "own"
         often = dict(r.often)
         wrong = [often.get(name, 1.0) * (1.1 - right) for name, right in self.right.items()]
         name = rng.choices(list(self.right), wrong)[0]
-        if name == "relay" and rng.random() < r.local:
-            selection = "none"
-        length, level = rungs[name]
-        return Lesson(length, {name: level}, r.density), selection
+        rung = rungs[name]
+        # Questions about what is carried lie apart, so that there is a way to carry it.
+        density = r.density if rung.path == "own" else r.mixed_density
+        lesson = Lesson(rung.length, {name: rung.level}, density, far=r.far, reach=rung.reach)
+        return lesson, "none" if rung.path == "none" else selection, rung.path
 
     def _distilled(self, made: train_data.Batch) -> Tensor:
         """Rows [R] on which the indexers are taught: those that answer, where attention is sharpest, and a few more."""
@@ -295,7 +304,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120.0, help="time allowed; the schedule ends with it")
     parser.add_argument("--tokens", type=int, help="tokens of the schedule, if time allows")
     parser.add_argument("--from", dest="start", type=Path, help="weights to go on from (default: random ones)")
-    parser.add_argument("--recipe", choices=RECIPES, default="mini", help="thin and replay go on from trained weights")
+    parser.add_argument("--recipe", choices=RECIPES, default="mini", help="all but mini go on from trained weights")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, required=True)

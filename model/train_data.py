@@ -53,13 +53,16 @@ class Lesson:
     """What sequences hold: tasks, each up to its level, over so much of the text as ``share`` says.
 
     ``share``: least and most of it; drawn for each sequence, log-uniform. One task alone comes as often as it fits in,
-    each time making the one before void. ``plain``: share of the sequences without any task.
+    each time making the one before void. ``plain``: share of the sequences without any task. ``far``, ``reach``:
+    see `tasks.pieces`.
     """
 
     length: int
     levels: dict[str, int]
     share: tuple[float, float]
     plain: float = 0.0
+    far: float = 0.0
+    reach: int | None = None
 
 
 def batch(corpus: Corpus, seed: int, step: int, tokens: int, lesson: Lesson) -> Batch:
@@ -82,7 +85,7 @@ def _sequence(
     part = corpus.parts[rng.choices(list(MIX), list(MIX.values()))[0]]
     start = rng.randrange(len(part) - length - 1)
     again = _tasks(rng, lesson) if rng.random() >= lesson.plain else {}
-    pieces = tasks.pieces(rng, length, lesson.levels, again)
+    pieces = tasks.pieces(rng, length, lesson.levels, again, lesson.far, lesson.reach)
     ids, text, answers = _written(part[start : start + length + 1], pieces)
     ids, text = ids[: length + 1].astype(np.int64), text[: length + 1]
     if rng.random() < BOS_SHARE:

@@ -10,6 +10,7 @@ from replayscope.model.config import ModelConfig
 from replayscope.model.optim import orthogonalised
 from replayscope.model.train_data import Lesson
 from replayscope.model.train_forward import Replay, forward
+from replayscope.model.train_recipe import CARRIED, RUNGS
 
 TINY = replace(
     mini.CONFIG,
@@ -122,8 +123,7 @@ def test_a_training_replay_is_the_oracle_of_the_encoder(tensors, cut, starts):
 
 def small_recipe(**changes):
     return train.Recipe(
-        **{"tokens": 10_000, "batch_tokens": 256, "distil_from": 0.25, "sparse_between": (0.6, 0.65), "local": 0.5}
-        | changes
+        **{"tokens": 10_000, "batch_tokens": 256, "distil_from": 0.25, "sparse_between": (0.6, 0.65)} | changes
     )
 
 
@@ -163,9 +163,13 @@ def test_a_task_climbs_when_it_is_solved_and_has_to_be_solved_again():
     trainer._next(0.1)
     assert {k: v for k, v in trainer.rung.items() if v} == {"chain": 1}
     assert trainer.right["chain"] == 0.475
-    trainer.rung["chain"], trainer.right["chain"] = len(train.RUNGS) - 1, 1.0
-    trainer._next(0.1)
-    assert trainer.rung["chain"] == len(train.RUNGS) - 1
+    for task, top in (("chain", len(RUNGS) - 1), ("relay", len(CARRIED) - 1)):
+        trainer.rung[task], trainer.right[task] = top, 1.0
+        trainer._next(0.1)
+        assert trainer.rung[task] == top
+    assert train.Trainer(small_recipe(top=True), 0, TINY).rung == {"relay": len(CARRIED) - 1} | {
+        task: len(RUNGS) - 1 for task in trainer.rung if task != "relay"
+    }
 
 
 def lessons(trainer, progress, count=600):
@@ -174,23 +178,65 @@ def lessons(trainer, progress, count=600):
 
 
 def test_what_is_wrong_is_trained_more_often_than_what_is_right():
-    trainer = train.Trainer(small_recipe(often=()), 0, TINY)
-    trainer.rung = dict.fromkeys(trainer.rung, len(train.RUNGS) - 1)
+    trainer = train.Trainer(small_recipe(often=(), top=True), 0, TINY)
     trainer.right |= dict.fromkeys(trainer.right, 1.0) | {"edit": 0.0}
-    alone = [name for lesson, _ in lessons(trainer, 0.1) for name in lesson.levels if len(lesson.levels) == 1]
+    alone = [name for lesson, *_ in lessons(trainer, 0.1) for name in lesson.levels if len(lesson.levels) == 1]
     # 1.1 parts of 1.1 + 7 · 0.1: 61 %; four standard deviations of 500 draws are 9 %.
     assert 0.52 < alone.count("edit") / len(alone) < 0.70
     assert set(alone) == set(trainer.right)
 
 
-def test_the_global_path_is_dense_then_sparse_and_often_off_for_the_relay():
+def test_the_global_path_is_dense_then_sparse():
     trainer = train.Trainer(small_recipe(), 0, TINY)
     for progress, kinds in ((0.1, {"dense"}), (0.9, {"dense", "sparse"})):
-        seen = [(set(lesson.levels), selection) for lesson, selection in lessons(trainer, progress)]
-        assert {s for names, s in seen if names != {"relay"}} == kinds
-        assert {s for names, s in seen if names == {"relay"}} == kinds | {"none"}
+        seen = [(lesson, selection) for lesson, selection, path in lessons(trainer, progress) if path == "own"]
+        assert {selection for _, selection in seen} == kinds
+
+
+def test_a_relay_is_asked_further_and_further_without_the_global_path_then_with_a_wrong_one():
+    """And in no other lesson, where it could be looked up."""
+    trainer = train.Trainer(small_recipe(), 0, TINY)
+    for rung, want in enumerate(CARRIED):
+        trainer.rung["relay"] = rung
+        seen = [
+            (lesson, selection, path)
+            for lesson, selection, path in lessons(trainer, 0.9, 200)
+            if "relay" in lesson.levels
+        ]
+        assert len(seen) > 10
+        for lesson, selection, path in seen:
+            assert lesson.levels == {"relay": want.level}
+            assert (lesson.reach, path) == (want.reach, want.path)
+            assert (selection == "none") == (path == "none")
+    assert [rung.path for rung in CARRIED] == sorted((rung.path for rung in CARRIED), reverse=True)
+    # The twin: where it may be looked up it is asked among the others too, with its own entries.
     replay = train.Trainer(train.RECIPES["replay"], 0, TINY)
-    assert "none" not in {selection for _, selection in lessons(replay, 0.9)}
+    seen = [(lesson, path) for lesson, _, path in lessons(replay, 0.9)]
+    assert {path for _, path in seen} == {"own"}
+    assert any("relay" in lesson.levels and len(lesson.levels) > 1 for lesson, _ in seen)
+
+
+def test_in_a_foreign_lesson_every_text_reads_another_ones_entries(monkeypatch):
+    trainer = train.Trainer(small_recipe(batch_tokens=512), 0, TINY)
+    lesson = Lesson(256, {"relay": 1}, (0.3, 0.3))
+    monkeypatch.setattr(trainer, "_next", lambda progress: (lesson, "dense", "foreign"))
+    seen = []
+
+    def watched(model, ids, selection, rows=None, replay=None):
+        out = forward(model, ids, selection, rows, replay)
+        seen.append((ids, rows, replay, out))
+        return out
+
+    monkeypatch.setattr(train, "forward", watched)
+    trainer.step(0.7)
+    (rolled, _, none, other), (ids, rows, replay, out) = seen
+    assert none is None and rows is None
+    assert torch.equal(rolled[1], ids[0]) and torch.equal(rolled[0], ids[1]) and not torch.equal(ids[0], ids[1])
+    for layer, source in out.sources.items():
+        assert torch.equal(source.entries, other.sources[layer].entries)
+        assert torch.equal(source.key, other.sources[layer].key)
+    # Windows are whole: without the entries it is the same pass.
+    assert set(replay.starts) == {0}
 
 
 def test_indexers_are_taught_on_the_rows_that_answer():
@@ -223,7 +269,7 @@ def test_fine_tuning_steps_replay_and_count_only_rows_behind_the_cut():
 
 def test_a_step_moves_every_weight_and_nudges_the_router_towards_balance():
     # Eight sequences of 128 bytes: enough that every expert is chosen.
-    trainer = train.Trainer(small_recipe(batch_tokens=1024, local=0.0), 0, TINY)
+    trainer = train.Trainer(small_recipe(batch_tokens=1024, carried=False), 0, TINY)
     before = {k: v.detach().clone() for k, v in trainer.params.items()}
     seen = trainer.step(0.3)
     still = [k for k, v in trainer.params.items() if torch.equal(v, before[k])]
