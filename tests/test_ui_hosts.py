@@ -6,7 +6,6 @@ import json
 from urllib.parse import urlsplit
 
 import pytest
-from starlette.middleware import Middleware
 
 from replayscope.inspector.errors import UsageError
 from replayscope.ui import app
@@ -94,7 +93,7 @@ def test_without_the_check_the_page_would_be_read(root, monkeypatch):
         async def __call__(self, scope, receive, send):
             await self.inner(scope, receive, send)
 
-    monkeypatch.setattr(app, "Middleware", lambda cls, names: Middleware(Open, names=names))
+    monkeypatch.setattr(app, "OwnHosts", Open)
     page = app.build(root)
     try:
         port = urlsplit(app.launch(page)).port or 0

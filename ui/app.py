@@ -46,6 +46,7 @@ from replayscope.ui.library import Library
 from replayscope.ui.parts import html, when_ready
 from replayscope.ui.port import free_port
 from replayscope.ui.session import Seen, Session
+from replayscope.ui.uploads import Blocks, NoFiles
 
 PLOTLY_URL = "replayscope/plotly.min.js"
 TABS = (
@@ -100,7 +101,7 @@ def build(root: str | os.PathLike[str], trace: str | os.PathLike[str] | None = N
     first = _name(library, trace)
     jobs, files = Jobs(library.root), Path(tempfile.mkdtemp(prefix="replayscope-"))
     plain: dict[str, Any] = {"elem_classes": "rs", "apply_default_css": False}
-    with gr.Blocks(
+    with Blocks(
         title="ReplayScope", fill_width=True, analytics_enabled=False, delete_cache=(600, 3600)
     ) as blocks:  # fmt: skip
         seen, wanted = gr.State(Seen()), gr.State("")
@@ -176,7 +177,8 @@ def launch(
             run_history=False, ssr_mode=False, footer_links=[], enable_monitoring=False,
             theme=skin.theme(), head=skin.head(PLOTLY_URL, TABS),
             app_kwargs={
-                "routes": [Route(f"/{PLOTLY_URL}", plotly)], "middleware": [Middleware(OwnHosts, names=names)],
+                "routes": [Route(f"/{PLOTLY_URL}", plotly)],
+                "middleware": [Middleware(OwnHosts, names=names), Middleware(NoFiles)],
             },
         )  # fmt: skip
     except OSError as error:
