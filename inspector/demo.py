@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from replayscope.inspector.answers_text import KINDS, PROMPTS, answers_text
+from replayscope.inspector.answers_text import TOKENS as QUESTION_TOKENS
 from replayscope.inspector.arms_text import arms_text
 from replayscope.inspector.options import DemoOptions, Result, RunOptions
 from replayscope.inspector.prompts import Prompt
 from replayscope.inspector.samples import SAMPLES
-from replayscope.inspector.usecases import write_trace
+from replayscope.inspector.usecases import executor_of, write_trace
 from replayscope.traces.reader import TraceReader
 
 log = logging.getLogger(__name__)
@@ -25,7 +27,8 @@ AUDIT_CUTS, AUDIT_TOKENS = "W-1,W,W+1,201,256,511", 512
 
 
 def demo(options: DemoOptions) -> Result:
-    """One sweep per embedded text in serving precision, and one audit in fp64. Writes the traces into ``options.out``.
+    """One sweep per embedded text in serving precision, what a replay costs in answers, and one audit in fp64. Writes
+    the traces into ``options.out``.
 
     The result's ``traces`` are their paths, sweeps first.
     """
@@ -43,6 +46,11 @@ def demo(options: DemoOptions) -> Result:
                         out=out / f"{name}.h5")  # fmt: skip
         title = f"{name}: {sample.description}, first {TOKENS} tokens, {asked.dtype}, {SUFFIX} tokens after each cut"
         good &= _one(asked, title, parts, data)
+    log.info("answers: %s", ", ".join(KINDS))
+    text, data["answers"] = answers_text(executor_of(common))
+    parts.append(
+        f"answers: {PROMPTS} prompts of {QUESTION_TOKENS} tokens a task; how many are right after each way\n\n{text}"
+    )
     audit = replace(common, prompt=Prompt("sample", "prose"), arms=AUDIT_ARMS, cuts=AUDIT_CUTS, tokens=AUDIT_TOKENS,
                     dtype="fp64", audit=True, out=out / "audit.h5")  # fmt: skip
     title = f"audit: prose, first {AUDIT_TOKENS} tokens, fp64, top-k and experts frozen from full; faults are planted"

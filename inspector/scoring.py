@@ -71,10 +71,14 @@ def answers(
 
 
 def scored(
-    model: Model, samples: Iterable[Sample], encode: Callable[[str], list[int]], ways: tuple[Way, ...]
+    model: Model,
+    samples: Iterable[Sample],
+    encode: Callable[[str], list[int]],
+    ways: tuple[Way, ...],
+    executor: Executor | None = None,
 ) -> Iterator[tuple[Sample, int, dict[Way, Answer]]]:
     """Each sample with its length in tokens and what came of it; the pool is reused from one to the next."""
-    executor = Executor(model)
+    executor = executor or Executor(model)
     for sample in samples:
         before, behind = encode(sample.prompt[: sample.cut]), encode(sample.prompt[sample.cut :])
         answer = encode(sample.answer)

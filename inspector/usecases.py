@@ -172,17 +172,13 @@ def _check_engine_options(options: RunOptions, tokens: int) -> None:
 
 
 def _load(options: RunOptions) -> _Loaded:
-    dtype = DTYPES[options.dtype]
-    where = [_device(name) for name in options.devices or (options.device,)]
     engine: Engine | None = None
     try:
         if is_hf(options.model):
-            engine, numbers, texts, weights_hash = _load_hf(options, dtype, where)
+            engine, numbers, texts, weights_hash = _load_hf(options, *_where(options))
             model: Runnable = engine.model
         else:
-            model, weights_hash = presets.load_any(
-                options.model, dtype, where, layers=options.layers_only, stream=options.stream
-            )
+            model, weights_hash = _load_own(options)
             numbers = _bytes(options)[: options.tokens]
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -203,6 +199,15 @@ def _load(options: RunOptions) -> _Loaded:
     if options.prompt.note:
         log.info("%s", options.prompt.note)
     return _Loaded(model, engine, options.model, ids, Tokens(ids.numpy(), texts), weights_hash)
+
+
+def _where(options: RunOptions) -> tuple[torch.dtype, list[torch.device]]:
+    return DTYPES[options.dtype], [_device(name) for name in options.devices or (options.device,)]
+
+
+def _load_own(options: RunOptions) -> tuple[Runnable, str]:
+    """The model, a preset or a folder in the official layout, and the hash of its weights."""
+    return presets.load_any(options.model, *_where(options), layers=options.layers_only, stream=options.stream)
 
 
 def _load_hf(
@@ -238,6 +243,11 @@ def _device(name: str) -> torch.device:
     if name.startswith("cuda:") and int(name[5:]) >= torch.cuda.device_count():
         raise UsageError(f"device {name} is not here; there are {torch.cuda.device_count()} CUDA devices")
     return torch.device(name)
+
+
+def executor_of(options: RunOptions) -> Executor:
+    """What runs the model that the options name, a preset or a folder in the official layout."""
+    return _our_executor(options, _load_own(options)[0])
 
 
 def _our_executor(options: RunOptions, model: Runnable) -> Executor:
