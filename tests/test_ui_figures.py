@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -270,6 +271,40 @@ def test_replay_lengths_and_semantics_are_told_apart():
 
 def test_the_decoder_half_is_marked():
     assert chart(memory(), "cut-layer").divider == (2, "decoder half")
+
+
+def over_cells(figure) -> list[str]:
+    """Words that lie over the cells of a map: neither beside its right edge nor on its upper one."""
+    tops = [1.0, *(axis.domain[1] for axis in figure.select_yaxes() if axis.domain)]
+
+    def outside(note):
+        across, up = ("paper" in str(ref) or "domain" in str(ref) for ref in (note.xref, note.yref))
+        right = across and note.x == 1 and note.xanchor == "left"
+        return right or (up and note.y in tops and note.yanchor == "bottom")
+
+    return [note.text for note in figure.layout.annotations if not outside(note)]
+
+
+@pytest.mark.parametrize("name", ["cut-layer", "position-layer", "reach", "compare"])
+def test_no_label_covers_a_cell(name):
+    figure = FIGURES[name](memory())
+    assert "decoder half" in [note.text for note in figure.layout.annotations]
+    assert over_cells(figure) == []
+    # The twin: the same label inside of the right edge is found.
+    figure.update_annotations(xanchor="right", selector={"text": "decoder half"})
+    assert set(over_cells(figure)) == {"decoder half"}
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="drawn by matplotlib")
+def test_a_printed_label_lies_beside_the_cells_too():
+    from replayscope.ui import printed
+
+    figure = FIGURES["cut-layer"](memory())
+    svg = printed.render(figure, "svg", 1100, 400).decode()
+    without = printed.render(figure.update_annotations(text="", selector={"text": "decoder half"}), "svg", 1100, 400)
+    assert "<!-- decoder half -->" in svg and b"decoder half" not in without
+    turned = svg.partition("<!-- decoder half -->")[2][:200]
+    assert "rotate(-90)" in turned, turned
 
 
 @pytest.mark.parametrize(

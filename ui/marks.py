@@ -130,7 +130,8 @@ def add_marks(figure: go.Figure, chart: MapChart) -> None:
             type="line", x0=0, x1=1, xref="paper", y0=row - 0.5, y1=row - 0.5, layer="above",
             line={"color": LIGHT.ink, "width": 1, "dash": "dot"},
         )  # fmt: skip
+        # Upwards beside the rows that it names: over the cells it would hide some.
         figure.add_annotation(
-            text=escape(label), x=1, xref="paper", xanchor="right", y=row - 0.5, yanchor="bottom", showarrow=False,
-            bgcolor=LIGHT.card, borderpad=2, opacity=0.85, font={"size": 11, "color": LIGHT.dim},
+            text=escape(label), x=1, xref="paper", xanchor="left", xshift=2, y=row - 0.5, yanchor="bottom",
+            textangle=-90, showarrow=False, borderpad=0, font={"size": 11, "color": LIGHT.dim},
         )  # fmt: skip

@@ -217,7 +217,7 @@ def _note(axes: Axes, note: Any, ink: str, box: tuple[float, float, float, float
         ha={"left": "left", "right": "right"}.get(note.xanchor, "center"),
         va={"bottom": "bottom", "top": "top"}.get(note.yanchor, "center"),
         size=_points(note.font.size or 12), color=note.font.color or ink, zorder=7, annotation_clip=False,
-        weight="bold" if str(note.text).startswith("<b>") else "normal",
+        rotation=-(note.textangle or 0), weight="bold" if str(note.text).startswith("<b>") else "normal",
     )  # fmt: skip
     if note.bgcolor:
         text.set_bbox(
