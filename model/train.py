@@ -149,9 +149,7 @@ class Trainer:
         wrong = [often.get(name, 1.0) * (1.1 - right) for name, right in self.right.items()]
         name = rng.choices(list(self.right), wrong)[0]
         rung = rungs[name]
-        # Questions about what is carried lie apart, so that there is a way to carry it.
-        density = r.density if rung.path == "own" else r.mixed_density
-        lesson = Lesson(rung.length, {name: rung.level}, density, far=r.far, reach=rung.reach)
+        lesson = Lesson(rung.length, {name: rung.level}, r.density, far=r.far, reach=rung.reach)
         return lesson, "none" if rung.path == "none" else selection, rung.path
 
     def _distilled(self, made: train_data.Batch) -> Tensor:

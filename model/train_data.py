@@ -102,7 +102,11 @@ def _tasks(rng: random.Random, lesson: Lesson) -> dict[str, int]:
     for name in names:
         task = tasks.TASKS[name]
         size = tasks.size(task.build(rng, lesson.levels[name]))
-        count = min(round(room / len(names) / size), task.most or lesson.length)
+        most = task.most or lesson.length
+        if lesson.reach:
+            # So far apart that a question can be asked as far behind as it may.
+            most = min(most, lesson.length // (lesson.reach + size))
+        count = min(round(room / len(names) / size), most)
         # Where there is no room for all, the first ones come once.
         if count or sum(again.values()) == 0 or len(again) * size < room:
             again[name] = max(1, count)

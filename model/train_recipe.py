@@ -25,7 +25,7 @@ RUNGS = (Rung(128, 1), Rung(256, 1), Rung(256, 2), Rung(512, 2), Rung(1024, 2))
 # What a relay climbs instead. It learns to carry first, a little further each time, and then to trust what it carries.
 CARRIED = (
     *(Rung(256, 1, reach, "none") for reach in range(40, 161, 24)),
-    *(Rung(length, level, None, "foreign") for length, level in ((256, 1), (512, 2), (1024, 2))),
+    *(Rung(length, level, 160, "foreign") for length, level in ((256, 1), (512, 2), (1024, 2))),
 )
 
 
@@ -90,6 +90,7 @@ class Recipe:
 # Goes on from trained weights, whose indexers choose already.
 FURTHER = Recipe(
     tokens=10_000_000,
+    often=(("chain", 2.0), ("relay", 6.0)),
     sparse=(0.3, 0.8),
     sparse_between=(0.05, 0.4),
     distil_from=0.0,

@@ -208,6 +208,17 @@ def test_a_limit_is_kept():
         assert np.mean(np.array(distances) < most / 2) < 0.65  # uniform: a half, and four standard deviations
 
 
+def test_a_lesson_with_a_reach_leaves_room_for_it():
+    corpus = train_data.Corpus(dict.fromkeys(train_data.MIX, TEXT))
+    found = {}
+    for reach in (None, 160):
+        lesson = train_data.Lesson(512, {"relay": 1}, (0.9, 0.9), reach=reach)
+        found[reach] = [len(train_data.batch(corpus, 8, step, 512, lesson).answers) for step in range(20)]
+    # A relay takes some 20 characters: 2 times 160 and as much fit into 512.
+    assert max(found[160]) == 2
+    assert min(found[None]) > 10
+
+
 def test_a_batch_is_the_same_for_the_same_seed_and_step():
     lesson = train_data.Lesson(128, dict.fromkeys(tasks.TASKS, 2), (0.1, 0.9))
     corpus = train_data.Corpus(dict.fromkeys(train_data.MIX, TEXT))
