@@ -150,8 +150,11 @@ def shipped() -> str:
     return files("replayscope.inspector").joinpath(f"contracts/{DEFAULT}.toml").read_text(encoding="utf-8")
 
 
-def load(source: str) -> Contract:
-    """The shipped contract (``default``) or a file. Raises UsageError with one line that names the key."""
+def load(source: str, again: bool = False) -> Contract:
+    """The shipped contract (``default``) or a file. again: to be frozen anew, so that an old stamp need not fit.
+
+    Raises UsageError with one line that names the key.
+    """
     if source == DEFAULT:
         return parse(shipped(), DEFAULT)
     path = Path(source)
@@ -159,16 +162,17 @@ def load(source: str) -> Contract:
         raise UsageError(f"no contract {source}; give a TOML file, or {DEFAULT} for the shipped one")
     try:
         # An editor may have put a byte order mark before it.
-        return parse(path.read_text(encoding="utf-8-sig"), path.name)
+        return parse(path.read_text(encoding="utf-8-sig"), path.name, again)
     except UnicodeDecodeError:
         raise UsageError(f"{path.name} is no text in UTF-8") from None
 
 
-def parse(text: str, name: str) -> Contract:
-    """A contract from its text. ``name`` is for errors."""
+def parse(text: str, name: str, again: bool = False) -> Contract:
+    """A contract from its text. ``name`` is for errors; again: its stamp is not looked at."""
     try:
         raw = tomllib.loads(text)
         stamp = raw.pop("frozen", None)
+        stamp = None if again else stamp
         # Also a whole number of thousands of digits, which Python refuses to read or write, is a ValueError.
         digest = hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest()
     except (ValueError, RecursionError) as error:
@@ -176,7 +180,10 @@ def parse(text: str, name: str) -> Contract:
     if stamp is not None and not _is_stamp(stamp):
         raise UsageError(f"{name}: [frozen] holds sha256 and date; let replayscope judge freeze write it")
     if stamp is not None and stamp["sha256"] != digest:
-        raise UsageError(f"{name} was changed after it was frozen on {stamp['date']}; freeze it again or take it back")
+        raise UsageError(
+            f"{name} was changed after it was frozen on {stamp['date']}; freeze it again (judge freeze {name}), or take "
+            "the change back"
+        )
     known = ("name", "evidence", "budgets", "service", "limit", "matrix")
     for key in raw:
         choose(f"key of {name}", key, known)
@@ -278,7 +285,7 @@ def tasks(glob: str, where: str) -> list[str]:
 
 def freeze(contract: Contract, today: str | None = None) -> str:
     """The contract's text with a stamp: its hash, and the day (UTC)."""
-    body = re.sub(r"\n*^\[frozen\][^\[]*\Z", "", contract.text, flags=re.MULTILINE).rstrip()
+    body = re.sub(r"\n*^\[frozen\][^\[]*", "\n\n", contract.text, flags=re.MULTILINE).rstrip()
     date = today or datetime.now(UTC).date().isoformat()
     return f'{body}\n\n[frozen]\nsha256 = "{contract.sha256}"\ndate = "{date}"\n'
 

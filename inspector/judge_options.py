@@ -92,14 +92,15 @@ def judge(options: Namespace) -> Result:
     from replayscope.inspector import judge_contract, judge_limits
 
     source = options.file or judge_contract.DEFAULT
-    contract = judge_contract.load(source)
+    contract = judge_contract.load(source, again=action == "freeze")
     if action == "freeze":
         if options.out is None and options.file in (None, judge_contract.DEFAULT):
             raise UsageError("the shipped contract is not written to; give a copy a name with -o")
         target = options.out or Path(source)
         _writable(target, options.force or options.out is None)
-        target.write_text(judge_contract.freeze(contract), encoding="utf-8")
-        frozen = judge_contract.load(str(target))
+        text = judge_contract.freeze(contract)
+        frozen = judge_contract.parse(text, target.name)
+        target.write_text(text, encoding="utf-8")
         return Result(
             f"{frozen.stamp}\n{target}", {"contract": frozen.stamp, "sha256": frozen.sha256, "file": str(target)}
         )

@@ -320,9 +320,7 @@ def _whole(
     unseen = [one for one in _unseen(cells, costs, contract) if one.arm not in results.header.get("without", ())]
     reasons += [f"nothing was measured for the limit {limit.text}" for limit in unseen]
     if missing or not results.complete:
-        reasons.append(
-            f"{counted(len(missing), 'cell')} of the contract did not run" if missing else "the runs did not finish"
-        )
+        reasons.append(f"{missing} of the contract did not run" if missing else "the runs did not finish")
     open_ = bool(bad or served.unknown or not results.complete or missing or unseen or not arms)
     if FAIL not in states and (open_ or OPEN in states):
         return (DECODER_ONLY if _decoder(arms, alone) and not open_ else LACKING), reasons
@@ -335,12 +333,15 @@ def _whole(
     return REFUSE, reasons
 
 
-def _missing(cells: Sequence[Cell], contract: Contract, results: Results) -> list[str]:
-    """Cells that the contract asks for and the results lack."""
+def _missing(cells: Sequence[Cell], contract: Contract, results: Results) -> str:
+    """How many cells that the contract asks for are not in the results, in words; empty if none. Controls, which
+    `judge plan` does not count, are named only where nothing else is missing."""
     have, engine = {cell.name for cell in cells}, results.header.get("endpoint")
     without = results.header.get("without", ())
     asked = engine_groups(contract, "*", engine["semantics"]) if engine else groups(contract, "*", without)
-    return [name for group in asked for run in group.runs if (name := group.cell(run)) not in have]
+    missing = [run for group in asked for run in group.runs if group.cell(run) not in have]
+    judged = sum(run.arm != CONTROL for run in missing)
+    return counted(judged, "cell") if judged else counted(len(missing), "control") if missing else ""
 
 
 def _unseen(cells: Sequence[Cell], costs: Sequence[Checked], contract: Contract) -> list[Limit]:

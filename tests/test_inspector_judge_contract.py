@@ -299,6 +299,13 @@ def test_freeze_and_refusals_on_the_command_line(tmp_path, capsys):
     assert "frozen on" in capsys.readouterr().out and "[frozen]" in mine.read_text()
     assert main(["judge", "freeze", "default", "-o", str(mine)]) == 2 and "--force" in capsys.readouterr().err
     assert main(["judge", "freeze", str(mine)]) == 0, "a contract of one's own is stamped in place"
+    edited = mine.read_text().replace("samples = 60", "samples = 70") + "\n[budgets]\npasskey = 0.1\n"
+    mine.write_text(edited)
+    assert main(["judge", "plan", str(mine)]) == 2 and "(judge freeze mine.toml)" in capsys.readouterr().err
+    assert main(["judge", "freeze", str(mine)]) == 0, "what was changed is frozen again, wherever the stamp stands"
+    again = judge_contract.load(str(mine))
+    assert (again.evidence.samples, again.budgets) == (70, {"passkey": 0.1}) and mine.read_text().count("[frozen]") == 1
+    capsys.readouterr()
     for words, says in (
         (["judge", "freeze"], "give a copy a name"),
         (["judge", "fly"], "unknown action 'fly'"),
