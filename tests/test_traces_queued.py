@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -247,6 +248,21 @@ def test_states_gather_for_a_moment_and_no_longer(tmp_path, monkeypatch, moment)
             time.sleep(0.01)
         assert (len(commits) == before + 2) is (moment < 1)
     assert len(TraceReader(tmp_path / "t.h5").states()) == 6
+
+
+def test_what_is_written_is_let_go_before_more_comes(tmp_path):
+    with QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
+        begin(out)
+        array = STATE.copy()
+        held = weakref.ref(array)
+        state(out, 0, array)
+        del array
+        assert held() is not None
+        out.flush()
+        late = time.monotonic() + 60
+        while held() is not None and time.monotonic() < late:
+            time.sleep(0.001)
+        assert held() is None
 
 
 def test_of_states_that_do_not_go_together_those_that_fit_are_kept(tmp_path):

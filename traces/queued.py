@@ -161,10 +161,10 @@ class QueuedWriter:
             else:
                 # A record counts as waiting until it is written: its bytes are still in memory.
                 with self._changed:
-                    for call in calls:
-                        self._waiting.popleft()
-                        self._bytes -= call.size
+                    self._bytes -= sum(self._waiting.popleft().size for _ in calls)
                     self._changed.notify_all()
+                # Their memory is free for the next states now, not when the next commit begins.
+                calls.clear()
 
     def _worth_it(self) -> bool:
         gathering = all(call.record for call in self._waiting) and len(self._waiting) < _TOGETHER
