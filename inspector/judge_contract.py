@@ -181,8 +181,8 @@ def parse(text: str, name: str, again: bool = False) -> Contract:
         raise UsageError(f"{name}: [frozen] holds sha256 and date; let replayscope judge freeze write it")
     if stamp is not None and stamp["sha256"] != digest:
         raise UsageError(
-            f"{name} was changed after it was frozen on {stamp['date']}; freeze it again (judge freeze {name}), or take "
-            "the change back"
+            f"{name} was changed after it was frozen on {stamp['date']}; freeze it again (judge freeze {name}), or "
+            "take the change back"
         )
     known = ("name", "evidence", "budgets", "service", "limit", "matrix")
     for key in raw:
