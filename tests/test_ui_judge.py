@@ -173,12 +173,20 @@ def test_kl_stands_at_its_cut():
     assert dict(chart.limits) == {0.1: "mean kl ≤ 0.1"}
 
 
+OPEN = {"cell": "group/both/paper/task", "state": "open", "control": False}
+
+
 @pytest.mark.parametrize(
     ("changed", "words", "tone"),
     [
         ({"verdict": "accept"}, "Accept: 14 cells", "good"),
         ({"verdict": "refuse"}, "Refuse: 1 of 14 cells fails", "bug"),
-        ({"verdict": "not enough evidence"}, "Not enough evidence: 0 of 14", ""),
+        ({"verdict": "not enough evidence", "cells": [OPEN]}, "Not enough evidence: 1 of 1 cell", ""),
+        (
+            {"verdict": "not enough evidence", "reasons": ["9 cells did not run"]},
+            "Not enough evidence: 9 cells did not run.",
+            "",
+        ),
         ({"verdict": "refuse", "cells": []}, "Refuse: the service needs", "bug"),
     ],
 )

@@ -49,6 +49,8 @@ def headline(said: Said) -> tuple[str, Tone]:
         return "Refuse: the service needs what replay does not serve, or costs more than the contract allows.", "bug"
     if said["verdict"] == REFUSE:
         return f"Refuse: {count(fail)} of {many} {verb}.", "bug"
+    if not open_ and said["reasons"]:
+        return f"Not enough evidence: {said['reasons'][0]}.", ""
     return f"Not enough evidence: {count(open_)} of {many} can neither pass nor fail.", ""
 
 
