@@ -93,7 +93,7 @@ def groups(contract: Contract, cells: str = "*", without: Collection[str] = ()) 
         if wanted:
             out.append(replace(group, runs=(*controls, *wanted)))
     if not out:
-        raise UsageError(f"no cell is called {cells!r}; replayscope judge plan lists them")
+        raise UsageError(f"no cell is called {cells!r}; replayscope judge plan --json lists them")
     return out
 
 
