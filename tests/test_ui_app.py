@@ -82,6 +82,9 @@ def test_another_trace_clears_the_other_tabs_and_a_bad_one_everything(root):
     assert str(root) not in json.dumps([str(value) for value in gone.values()])
     back = visitor.do(trace="a.h5")
     assert back["note"] == "" and "cut_map" in back
+    assert "no such trace as &#x27;x&#x27;" in visitor.do(other="x")["note"], "the second trace is named, not the first"
+    visitor.do(other="", nav=["cut"])
+    assert visitor.seen.tab == "cut", "what is no tab changes none"
 
 
 def test_two_visitors_share_nothing(root):

@@ -108,10 +108,10 @@ class Library:
         """Where the file of a name is. Raises UsageError for a name that is not one of a file under the root."""
         what = "trace" if ending == ".h5" else "file"
         if not isinstance(name, str) or "\0" in name or not name.endswith(ending):
-            raise UsageError(f"no such {what}; choose one of the list")
+            raise UsageError(f"no such {what} as {name!r:.80}; choose one of the list")
         path = self.root / name
         if os.path.isabs(name) or not self._inside(path) or path.is_dir():
-            raise UsageError(f"no such {what}; choose one of the list")
+            raise UsageError(f"no such {what} as {name!r:.80}; choose one of the list")
         if not path.is_file():
             raise UsageError(f"{name} is not there any more; choose another {what}")
         return path

@@ -83,7 +83,7 @@ class Session:
             asked = replace(asked, cut=-1, layer=-1, position=-1)
         if asked.cut != was.cut and asked.position == was.position:
             asked = replace(asked, position=-1)
-        seen = replace(seen, tab=nav if nav in self.tabs else seen.tab)
+        seen = replace(seen, tab=nav if isinstance(nav, str) and nav in self.tabs else seen.tab)
         return self._shown(seen, self._clicked(asked, event), given)
 
     def describe(self, name: str) -> list:
