@@ -109,7 +109,7 @@ def test_the_exact_region_is_drawn_where_the_run_says(trace):
     assert made.outline == tuple(tuple((float(a), float(b)) for a, b in region) for region in run.exact_in)
     inside = made.grid.kind[made.grid.exact]
     assert set(inside) <= {NOISE, IDENTICAL} and made.grid.start[0] == run.start == 16
-    assert [label for _, label in made.marks] == ["cut H 24, then the suffix"]
+    assert [label for _, label in made.marks] == ["cut H 24"]
     assert "s = 16" in made.axis
     assert chart(trace, "position-layer", run=run.index, point="hidden").outline[0][0][0] == 16 + 7
 

@@ -110,7 +110,8 @@ def position_layer_chart(
         axis=f"position in tokens; the run starts at s = {count(info.start)}",
         column="position",
         outline=outline,
-        marks=() if info.cut is None else ((float(info.cut), f"cut H {count(info.cut)}, then the suffix"),),
+        # Short: in a narrow map the mark where columns are merged stands close by.
+        marks=() if info.cut is None else ((float(info.cut), f"cut H {count(info.cut)}"),),
         cut=None if info.cut is None else float(info.cut),
         fine=4 * info.window if note == "one column per position" else None,
         divider=_divider(trace, layers),
