@@ -241,10 +241,9 @@ def list_(options: Namespace) -> Result:
     rows = TOPICS[choose("topic", options.topic, list(TOPICS))]()
     if not rows:
         return Result(f"no {options.topic}", {options.topic: []})
-    widths = [max(len(str(row[key])) for row in rows) for key in rows[0]]
-    lines = (
-        "  ".join(str(cell).ljust(width) for cell, width in zip(row.values(), widths, strict=True)) for row in rows
-    )
+    shown = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown)
     return Result("\n".join(line.rstrip() for line in lines), {options.topic: rows})
 
 

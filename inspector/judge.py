@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from replayscope.inspector import judge_matrix as matrix
-from replayscope.inspector import judge_text, samples
+from replayscope.inspector import judge_prompts, judge_text, samples
 from replayscope.inspector.backend import Decoder, Runnable
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
@@ -17,7 +17,7 @@ from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.judge_contract import Contract
 from replayscope.inspector.judge_costs import cost_lines
 from replayscope.inspector.judge_limits import check_layers
-from replayscope.inspector.judge_matrix import Group
+from replayscope.inspector.judge_matrix import Group, Prompt
 from replayscope.inspector.judge_pace import Pace
 from replayscope.inspector.judge_results import Store, header_of, read
 from replayscope.inspector.judge_run import group_lines, planted
@@ -83,14 +83,16 @@ def plan(asked: JudgeRun) -> Result:
     """The cells, and what they would cost here: a pass of the first group is run to tell the time."""
     one = _load(asked)
     e, groups = asked.contract.evidence, one.groups
-    rows, table = 0, []
+    rows, prompts, table = 0, 0, []
     for group in groups:
-        prompt = matrix.prompt(group, e.seed, one.text)
+        n = len(group.seeds(e))
+        prompt = _first(group, asked.contract, one.text)
         each = matrix.rows(one.config, group, prompt)
-        rows += each * e.samples
+        rows += each * n
+        prompts += n
         needed = asked.contract.needed(group.task)
         cells = len([run for run in group.runs if run.arm != matrix.CONTROL])
-        sizes = {"tokens": len(prompt.ids), "n": e.samples, "n needed": needed, "rows": each * e.samples}
+        sizes = {"tokens": len(prompt.ids), "n": n, "n needed": needed, "rows": each * n}
         table.append({"prompts": group.label, "cells": cells, **sizes})
     per_row = _seconds_per_row(one, asked.contract)
     cells = [group.cell(run) for group in groups for run in group.runs if run.arm != matrix.CONTROL]
@@ -98,7 +100,7 @@ def plan(asked: JudgeRun) -> Result:
     lines = [
         *judge_text.table(table),
         "",
-        f"{counted(len(cells), 'cell')}, {counted(len(groups) * e.samples, 'prompt')}, {rows:,} rows; "
+        f"{counted(len(cells), 'cell')}, {counted(prompts, 'prompt')}, {rows:,} rows; "
         f"about {rows * per_row:.0f} s on this machine",
         f"a drop below {e.budget:.1%} can be shown with the prompts needed, if nothing differs",
         *(f"note: {name} has too few prompts to show anything" for name in short),
@@ -123,9 +125,10 @@ def run(asked: JudgeRun) -> Result:
         header |= {"notes": one.notes, "without": dict(one.without)}
     _check_plants(one, asked)
     e = asked.contract.evidence
-    rows = {group.label: matrix.rows(one.config, group, matrix.prompt(group, e.seed, text)) for group in groups}
+    rows = {group.label: matrix.rows(one.config, group, _first(group, asked.contract, text)) for group in groups}
+    counts = {group.label: len(group.seeds(e)) for group in groups}
     with Store(asked.out, header, asked.force) as store:
-        pace = Pace(rows, e.samples, store.done)
+        pace = Pace(rows, counts, store.done)
         if store.done and not store.complete:
             log.info("%d of %d prompts are in %s already", pace.there, pace.prompts, asked.out)
         try:
@@ -143,8 +146,12 @@ def run(asked: JudgeRun) -> Result:
     return judge_text.result(judge(read(asked.out), asked.contract), asked.out)
 
 
+def _first(group: Group, contract: Contract, text: Text) -> Prompt:
+    return matrix.prompt(group, group.seeds(contract.evidence)[0], text)
+
+
 def _check_plants(one: _Asked, asked: JudgeRun) -> None:
-    """Before anything is written: the first prompt of every group, with what is planted in it."""
+    """Before anything is written: a prompt of every kind, with what is planted in it."""
     plants, config = asked.plants or {}, one.config
     for glob, arm in plants.items():
         if arm.startswith("broken:floor@") and arm not in valid_arms(config):
@@ -153,10 +160,11 @@ def _check_plants(one: _Asked, asked: JudgeRun) -> None:
         if not any(matrix.named(group, run, glob) for group in one.groups for run in group.runs):
             raise UsageError(f"--plant: no cell is called {glob!r}")
     for group in one.groups:
-        prompt = matrix.prompt(group, asked.contract.evidence.seed, one.text)
         if not any(matrix.named(group, run, glob) for run in group.runs for glob in plants):
             continue
-        for run, right in matrix.requests(config, group, prompt, "p", matrix.steps(group, [prompt])):
+        prompts = [matrix.prompt(group, seed, one.text) for seed in group.kinds(asked.contract.evidence)]
+        made = (r for p in prompts for r in matrix.requests(config, group, p, "p", matrix.steps(group, [p])))
+        for run, right in made:
             if run is not None:
                 try:
                     planted(config, group.cell(run), right, plants)
@@ -166,7 +174,7 @@ def _check_plants(one: _Asked, asked: JudgeRun) -> None:
 
 def _load(asked: JudgeRun) -> _Asked:
     """Raises UsageError for a model that cannot be asked, and for prompts that it cannot take."""
-    hf, seed = is_hf(asked.model), asked.contract.evidence.seed
+    hf = is_hf(asked.model)
     try:
         executor, text, weights = (_load_hf if hf else _load_preset)(asked)
     except WeightsError as error:
@@ -181,7 +189,7 @@ def _load(asked: JudgeRun) -> _Asked:
     notes = [_CUTS] if hf else []
     notes += [f"{arm} is no arm of this model, so its cells do not run: {why}" for arm, why in without.items()]
     groups = matrix.groups(asked.contract, asked.cells, without)
-    matrix.check_prompts(groups, seed, text, asked.model, config)
+    judge_prompts.check(groups, asked.contract.evidence, text, asked.model, config)
     for note in notes:
         log.info("%s", note)
     return _Asked(executor, text, weights, groups, without, notes)

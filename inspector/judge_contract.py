@@ -9,7 +9,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -19,9 +19,11 @@ from typing import Any
 from replayscope.inspector.engines import ENGINES
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.features import FEATURES, feature
+from replayscope.inspector.judge_files import beside, task_files
 from replayscope.inspector.judge_stats import pairs_needed, statistic
 from replayscope.inspector.judge_tables import filled, table, tables, texts, typed
 from replayscope.inspector.names import choose, short
+from replayscope.inspector.task_files import TaskFile
 from replayscope.model.tasks import PLACES, SUFFIXES, TASKS
 
 DEFAULT = "default"
@@ -99,10 +101,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Block:
-    """Cells as the product of its lists. tasks: 'passkey.straddle' or globs. neighbours: cuts this far to each side."""
+    """Cells as the product of its lists. tasks: 'passkey.straddle' or globs. neighbours: cuts this far to each side.
 
-    tasks: tuple[str, ...]
-    lengths: tuple[int, ...]
+    task_file: a file of own tasks instead, whose prompts have their lengths and suffixes.
+    """
+
+    tasks: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
     cuts: tuple[str, ...] = ("task",)
     neighbours: int = 1
     suffixes: tuple[str, ...] = ("short",)
@@ -110,11 +115,15 @@ class Block:
     concurrency: tuple[int, ...] = (8,)
     arms: tuple[str, ...] = ("encoder", "decoder", "both")
     semantics: tuple[str, ...] = ("paper",)
+    task_file: str = ""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """A contract as read; sha256 is that of what it says, frozen its stamp."""
+    """A contract as read; sha256 is that of what it says, its task files included, frozen its stamp.
+
+    files: task files by the names that the contract gives them.
+    """
 
     name: str
     evidence: Evidence
@@ -126,6 +135,7 @@ class Contract:
     sha256: str
     text: str = field(repr=False)
     frozen: Mapping[str, str] | None = None
+    files: Mapping[str, TaskFile] = field(default_factory=dict, repr=False)
 
     def budget(self, task: str) -> float:
         """Of a task, by its name without the place."""
@@ -134,6 +144,11 @@ class Contract:
     def needed(self, task: str) -> int:
         """Pairs that a cell needs where nothing differs."""
         return pairs_needed(self.budget(task), self.evidence.confidence)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names of the tasks that come from files."""
+        return tuple(task for file in self.files.values() for task in file.tasks)
 
     @property
     def semantics(self) -> tuple[str, ...]:
@@ -162,26 +177,30 @@ def load(source: str, again: bool = False) -> Contract:
         raise UsageError(f"no contract {source}; give a TOML file, or {DEFAULT} for the shipped one")
     try:
         # An editor may have put a byte order mark before it.
-        return parse(path.read_text(encoding="utf-8-sig"), path.name, again)
+        return parse(path.read_text(encoding="utf-8-sig"), path.name, again, beside(path))
     except UnicodeDecodeError:
         raise UsageError(f"{path.name} is no text in UTF-8") from None
 
 
-def parse(text: str, name: str, again: bool = False) -> Contract:
-    """A contract from its text. ``name`` is for errors; again: its stamp is not looked at."""
+def parse(text: str, name: str, again: bool = False, find: Callable[[str], TaskFile] | None = None) -> Contract:
+    """A contract from its text. ``name`` is for errors; again: its stamp is not looked at; find: its task files."""
     try:
         raw = tomllib.loads(text)
         stamp = raw.pop("frozen", None)
         stamp = None if again else stamp
+        files = task_files(raw.get("matrix"), name, find)
+        # Of a task file counts what it holds. No key of a contract is called so.
+        said = raw | ({"task files": {file: found.sha256 for file, found in files.items()}} if files else {})
         # Also a whole number of thousands of digits, which Python refuses to read or write, is a ValueError.
-        digest = hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is no TOML that can be used: {error!s:.200}") from None
     if stamp is not None and not _is_stamp(stamp):
         raise UsageError(f"{name}: [frozen] holds sha256 and date; let replayscope judge freeze write it")
     if stamp is not None and stamp["sha256"] != digest:
+        what = " or ".join([name, *files])
         raise UsageError(
-            f"{name} was changed after it was frozen on {stamp['date']}; freeze it again (judge freeze {name}), or "
+            f"{what} was changed after it was frozen on {stamp['date']}; freeze it again (judge freeze {name}), or "
             "take the change back"
         )
     known = ("name", "evidence", "budgets", "service", "limit", "matrix")
@@ -193,22 +212,24 @@ def parse(text: str, name: str, again: bool = False) -> Contract:
     needs, critical = (texts(service.get(key, []), key, f"{name} [service]") for key in ("needs", "critical"))
     budgets = table(raw.get("budgets", {}), f"{name} [budgets]")
     limits, matrix = (tables(raw.get(key, []), f"{name} [[{key}]]") for key in ("limit", "matrix"))
+    own = [task for found in files.values() for task in found.tasks]
     contract = Contract(
         name=typed(raw.get("name", name), str, "name", name),
         evidence=filled(Evidence, raw.get("evidence", {}), f"{name} [evidence]"),
         budgets={
-            choose(f"task of {name} [budgets]", task, list(TASKS)): typed(
+            choose(f"task of {name} [budgets]", task, [*TASKS, *own]): typed(
                 value, float, task, f"{name} [budgets]", within="budget"
             )
             for task, value in budgets.items()
         },
         needs=tuple(choose(f"feature of {name} [service] needs", one, list(FEATURES)) for one in needs),
-        critical=tuple(one for one in critical if tasks(one, f"{name} [service] critical")),
+        critical=tuple(one for one in critical if tasks(one, f"{name} [service] critical", own)),
         limits=tuple(_limit(one, f"{name} [[limit]] {i + 1}") for i, one in enumerate(limits)),
         matrix=tuple(_block(one, f"{name} [[matrix]] {i + 1}") for i, one in enumerate(matrix)),
         sha256=digest,
         text=text,
         frozen=stamp,
+        files=files,
     )
     _check(contract, name)
     return contract
@@ -239,6 +260,11 @@ def _limit(raw: Any, where: str) -> Limit:
 
 def _block(raw: Any, where: str) -> Block:
     block = filled(Block, raw, where)
+    if block.task_file:
+        if given := [key for key in ("tasks", "lengths", "suffixes") if key in raw]:
+            raise UsageError(f"{where}: the prompts of a task_file are as they are; leave {given[0]} out of this table")
+    elif missing := [key for key in ("tasks", "lengths") if key not in raw]:
+        raise UsageError(f"{where} lacks {missing[0]}, or a task_file")
     for kind, values, valid in (
         ("cut", block.cuts, CUTS),
         ("suffix", block.suffixes, SUFFIXES),
@@ -258,8 +284,12 @@ def _check(contract: Contract, name: str) -> None:
         raise UsageError(f"{name} has no [[matrix]]: nothing would run")
     # Counted before any is made, the cuts beside the named ones included.
     cells = sum(
-        math.prod(map(len, (block.lengths, block.suffixes, block.outputs, block.concurrency, block.arms, block.cuts)))
-        * len({task for glob in block.tasks for task in tasks(glob, name)})
+        math.prod(map(len, (block.suffixes, block.outputs, block.concurrency, block.arms, block.cuts)))
+        * (
+            len(contract.files[block.task_file].tasks)
+            if block.task_file
+            else len(block.lengths) * len({task for glob in block.tasks for task in tasks(glob, name)})
+        )
         * len(block.semantics)
         * (2 * block.neighbours + 1)
         for block in contract.matrix
@@ -272,14 +302,14 @@ def _check(contract: Contract, name: str) -> None:
         )
 
 
-def tasks(glob: str, where: str) -> list[str]:
-    """Labels 'task.place' that a glob stands for, or a task's name alone for all its places."""
+def tasks(glob: str, where: str, own: Collection[str] = ()) -> list[str]:
+    """Labels 'task.place' that a glob stands for, or a task's name alone for all its places. own: tasks of files."""
     from fnmatch import fnmatchcase
 
-    labels = [f"{task}.{place}" for task in TASKS for place in PLACES]
+    labels = [f"{task}.{place}" for task in TASKS for place in PLACES] + [*own]
     found = [label for label in labels if fnmatchcase(label, glob) or label.split(".")[0] == glob]
     if not found:
-        choose(f"task of {where}", glob, [*TASKS, *labels[: len(PLACES)]])
+        choose(f"task of {where}", glob, [*TASKS, *labels[: len(PLACES)], *own])
     return found
 
 

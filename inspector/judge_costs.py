@@ -27,8 +27,7 @@ def cost_lines(
 ) -> Iterator[Line]:
     """One line per timed prompt, each arm at its longest hit, but at ``end``, which leaves a single token to compute,
     only if it has no other; they take turns in being first, which warms up."""
-    for i in range(min(PROMPTS, contract.evidence.samples)):
-        seed = contract.evidence.seed + i
+    for i, seed in enumerate(group.seeds(contract.evidence)[:PROMPTS]):
         if (group.label, seed) not in done:
             yield _timed(group, seed, text, executor, i)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replayscope.inspector import judge_matrix as matrix
-from replayscope.inspector import samples
+from replayscope.inspector import judge_prompts, samples
 from replayscope.inspector.judge_contract import Contract
 from replayscope.inspector.judge_engine import Answer, Bounds, Engine, RequestFailed
 from replayscope.inspector.judge_matrix import Group, Run
@@ -48,9 +48,8 @@ def run(asked: EngineRun) -> None:
     groups = matrix.engine_groups(asked.contract, asked.cells, asked.semantics)
     engine = Engine(asked.url, asked.model, Bounds(asked.requests, asked.seconds))
     e, filler = asked.contract.evidence, samples.load(FILLER)
-    # A task that does not fit into its length is found before anything is asked or written.
-    for group in groups:
-        matrix.sample_of(group, e.seed, filler)
+    # What cannot be asked is found before anything is sent or written.
+    judge_prompts.check_engine(groups, e, filler)
     engine.probe()
     for field, why in engine.refused.items():
         log.info("the server refuses %s (%s): runs without", field, why[:120])
@@ -62,7 +61,7 @@ def run(asked: EngineRun) -> None:
     salt = secrets.token_hex(8) if asked.salt else None
     with Store(asked.out, header, asked.force) as store:
         for group in groups:
-            for seed in range(e.seed, e.seed + e.samples):
+            for seed in group.seeds(e):
                 if (group.label, seed) not in store.done:
                     for line in _prompt(asked, engine, group, seed, filler, salt and f"{salt}/{group.label}/{seed}"):
                         store.add(line)

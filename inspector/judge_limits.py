@@ -53,7 +53,7 @@ def check(contract: Contract, source: str, semantics: str | None = None) -> None
     found = groups(contract)
     have = {group.task for group in found}
     for what, task in [("budgets", one) for one in contract.budgets] + [("critical", one) for one in contract.critical]:
-        if not have.intersection(tasks(task, source)):
+        if not have.intersection(tasks(task, source, contract.own)):
             raise _none(f"{source} {what}", "task", task, sorted(have))
     names = list(_names(found))
     if semantics is not None:

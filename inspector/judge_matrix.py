@@ -4,20 +4,21 @@ A group is a set of prompts of one kind; every prompt of it goes through the col
 kept, and through each arm at each cut, side by side. A cell is one arm at one cut over the prompts of a group.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from replayscope.inspector.engines import granularity
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.geometry import Geometry
-from replayscope.inspector.judge_contract import Block, Contract, tasks
+from replayscope.inspector.judge_contract import Block, Contract, Evidence, tasks
 from replayscope.inspector.judge_tokens import Text, shared
 from replayscope.inspector.plan import Request
 from replayscope.inspector.semantics import Shape, has_cut, request
-from replayscope.model.tasks import Sample, make, score
+from replayscope.model.tasks import Sample, make
 
 LONG, TURNS = 40, 3
+OWN = "own"
 CONTROL = "hit"
 
 
@@ -36,18 +37,37 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts of one kind, and the runs that each goes through after ``full``."""
+    """Prompts of one kind, and the runs that each goes through after ``full``.
+
+    length: None where the prompts come from a ``file``; own: these, by line number, in order.
+    """
 
     task: str
-    length: int
+    length: int | None
     suffix: str
     output: str
     concurrency: int
     runs: tuple[Run, ...] = ()
+    own: Mapping[int, Sample] = field(default_factory=dict, compare=False, repr=False)
+    file: str = field(default="", compare=False)
 
     @property
     def label(self) -> str:
-        return f"{self.task}/n{self.length}/suffix-{self.suffix}/out-{self.output}/x{self.concurrency}"
+        length = OWN if self.length is None else f"n{self.length}"
+        return f"{self.task}/{length}/suffix-{self.suffix}/out-{self.output}/x{self.concurrency}"
+
+    def seeds(self, e: Evidence) -> Sequence[int]:
+        """Of its prompts: of a file as many as there are, at most those that are asked for."""
+        return range(e.seed, e.seed + e.samples) if self.length is not None else list(self.own)[: e.samples]
+
+    def kinds(self, e: Evidence) -> Sequence[int]:
+        """Seeds of the prompts that have to be looked at to know all: the first, whose form the others have; of a file
+        each, since none is like another."""
+        return self.seeds(e)[:1] if self.length is not None else self.seeds(e)
+
+    def named(self, seed: int) -> str:
+        """A prompt in a message."""
+        return self.label if self.length is not None else f"{self.file}:{seed}"
 
     def cell(self, run: Run) -> str:
         """The name of a cell, which --cells takes."""
@@ -73,7 +93,7 @@ def groups(contract: Contract, cells: str = "*", without: Collection[str] = ()) 
     """
     found: dict[Group, dict[Run, None]] = {}
     for block in contract.matrix:
-        for group in _products(block):
+        for group in _products(block, contract):
             runs = found.setdefault(group, {})
             for semantics in block.semantics:
                 for arm in (arm for arm in block.arms if arm not in without):
@@ -156,7 +176,13 @@ def _cuts(block: Block) -> Iterator[str]:
                 yield cut_name(name, offset)
 
 
-def _products(block: Block) -> Iterator[Group]:
+def _products(block: Block, contract: Contract) -> Iterator[Group]:
+    if block.task_file:
+        for task, own in contract.files[block.task_file].tasks.items():
+            for output in block.outputs:
+                for concurrency in block.concurrency:
+                    yield Group(task, None, OWN, output, concurrency, own=own, file=block.task_file)
+        return
     for task in dict.fromkeys(label for glob in block.tasks for label in tasks(glob, "[[matrix]]")):
         for length in block.lengths:
             for suffix in block.suffixes:
@@ -167,30 +193,13 @@ def _products(block: Block) -> Iterator[Group]:
 
 def sample_of(group: Group, seed: int, filler: str) -> Sample:
     """Raises UsageError where the task does not fit into the length."""
+    if group.length is None:
+        return group.own[seed]
     task, place = group.task.split(".")
     try:
         return make(task, seed, group.length, place, group.suffix, filler)
     except ValueError as error:
         raise UsageError(f"{group.label}: {error}") from None
-
-
-def check_prompts(groups: Sequence[Group], seed: int, text: Text, model: str, config: Geometry) -> None:
-    """Raises UsageError if a group's first prompt, with what follows, is longer than the model's positions, has tokens
-    that the model has not, or an answer that the tokenizer cannot write."""
-    most, known = config.max_position_embeddings, config.vocab_size
-    for group in groups:
-        one = prompt(group, seed, text)
-        tokens = total(group, one, steps(group, [one]))
-        if tokens > most:
-            raise UsageError(
-                f"[[matrix]] lengths: {group.length:,} comes to {tokens:,} tokens with what is produced, more than "
-                f"{model} takes, {most:,}"
-            )
-        if (largest := max(one.ids + one.answer + one.turn)) >= known:
-            raise UsageError(f"the tokenizer of {model} has token id {largest}, its vocabulary ends at {known - 1}")
-        right, written = one.sample.answer, text.said(one.ids, list(one.answer))
-        if not score(one.sample, written).exact:
-            raise UsageError(f"{group.label}: the tokenizer of {model} writes the answer {right!r} as {written!r}")
 
 
 def prompt(group: Group, seed: int, text: Text) -> Prompt:

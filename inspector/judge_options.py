@@ -99,7 +99,7 @@ def judge(options: Namespace) -> Result:
         target = options.out or Path(source)
         _writable(target, options.force or options.out is None)
         text = judge_contract.freeze(contract)
-        frozen = judge_contract.parse(text, target.name)
+        frozen = judge_contract.parse(text, target.name, find=judge_contract.beside(target))
         target.write_text(text, encoding="utf-8")
         return Result(
             f"{frozen.stamp}\n{target}", {"contract": frozen.stamp, "sha256": frozen.sha256, "file": str(target)}
@@ -141,7 +141,7 @@ def _verdict(options: Namespace) -> Result:
     if options.contract is not None:
         contract = judge_contract.load(options.contract)
     else:
-        contract = judge_contract.parse(results.header["contract"]["text"], f"the contract in {path.name}")
+        contract = judge_results.contract_of(results, path.name)
     try:
         judged = judge_verdict.judge(results, contract, bool(options.unfrozen), options.contract)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:

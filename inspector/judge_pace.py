@@ -13,17 +13,18 @@ _EVERY = 10.0
 
 
 class Pace:
-    """A line on stderr every ten seconds. rows: what a prompt of each group costs; done: the prompts, as (group, seed),
-    that an earlier run left, which count as done but not for the pace."""
+    """A line on stderr every ten seconds. rows: what a prompt of each group costs; samples: how many it has; done: the
+    prompts, as (group, seed), that an earlier run left, which count as done but not for the pace."""
 
     def __init__(
         self,
         rows: Mapping[str, int],
-        samples: int,
+        samples: Mapping[str, int],
         done: Collection[tuple[str, int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rows, self.total, self.prompts = rows, samples * sum(rows.values()), samples * len(rows)
+        self.rows, self.prompts = rows, sum(samples.values())
+        self.total = sum(samples[group] * each for group, each in rows.items())
         self.ran, self.there, self.before = 0, len(done), sum(rows[group] for group, _ in done)
         self.clock, self.began = clock, clock()
         self.said = self.began

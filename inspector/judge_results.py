@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from replayscope.inspector.errors import UsageError
-from replayscope.inspector.judge_contract import Contract
+from replayscope.inspector.judge_contract import Contract, parse
+from replayscope.inspector.task_files import TaskFile
 from replayscope.traces.disk import lock
 
 KIND, SCHEMA = "replayscope judge results", 1
@@ -91,12 +92,14 @@ def _lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
 
 def header_of(contract: Contract, model: str, cells: str, source: str) -> dict:
     """What results say of how they were made. 'made' is not compared when a run is taken up again."""
+    files = {name: {"sha256": file.sha256, "tasks": list(file.tasks)} for name, file in contract.files.items()}
     return {
         "contract": {
             "name": contract.name,
             "sha256": contract.sha256,
             "frozen": dict(contract.frozen) if contract.frozen else None,
             "text": contract.text,
+            **({"task_files": files} if files else {}),
         },
         "model": model,
         "cells": cells,
@@ -108,6 +111,20 @@ def header_of(contract: Contract, model: str, cells: str, source: str) -> dict:
             "versions": {name: version(name) for name in ("replayscope", "torch", "numpy")},
         },
     }
+
+
+def contract_of(results: Results, name: str) -> Contract:
+    """The contract that results hold. Of its task files they hold hashes and names: none is looked for."""
+
+    def find(file: str) -> TaskFile:
+        found = held["task_files"][file]
+        return TaskFile(found["sha256"], {task: {} for task in found["tasks"]})
+
+    try:
+        held = results.header["contract"]
+        return parse(held["text"], f"the contract in {name}", find=find)
+    except (KeyError, TypeError):
+        raise UsageError(f"{name} does not hold what its contract needs; run the matrix again") from None
 
 
 # Of what a file can hold results, where "another" and the key is no English.

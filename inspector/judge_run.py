@@ -52,8 +52,9 @@ def group_lines(
     plants: cells (globs) → arm that runs there in secret of what its name says, to see whether it is found.
     """
     e = contract.evidence
-    for at in range(0, e.samples, group.concurrency):
-        seeds = range(e.seed + at, e.seed + min(at + group.concurrency, e.samples))
+    every = group.seeds(e)
+    for at in range(0, len(every), group.concurrency):
+        seeds = every[at : at + group.concurrency]
         left = [seed for seed in seeds if (group.label, seed) not in done]
         if left:
             # A pass runs whole even if some of it is there: what shares it moves the last digits of the others.

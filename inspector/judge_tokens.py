@@ -15,6 +15,7 @@ _TAIL = 8
 @dataclass(frozen=True)
 class Text:
     """encode: a prompt's token ids, with what begins one. decode: the text of some. filler: of the prompts.
+    unknown: the id that stands for what the tokenizer cannot say, if it has one.
 
     As it stands, of a tokenizer whose tokens are bytes, which never grow together.
     """
@@ -22,6 +23,7 @@ class Text:
     encode: Encode
     decode: Decode
     filler: str
+    unknown: int | None = None
 
     def asked(self, prompt: str) -> tuple[str, str]:
         """The prompt that is given, and what of it is left to the answer to begin with."""
@@ -71,7 +73,7 @@ def of_tokenizer(tokenizer: Any, filler: str) -> TokenText:
     def decode(ids: list[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    return TokenText(encode, decode, filler)
+    return TokenText(encode, decode, filler, tokenizer.unk_token_id)
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:

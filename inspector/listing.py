@@ -67,10 +67,14 @@ def _semantics() -> list[Row]:
 
 
 def _tasks() -> list[Row]:
+    from replayscope.inspector.task_files import FIELDS
     from replayscope.model.tasks import PLACES, SUFFIXES, TASKS
 
     where = f"cut: {', '.join(PLACES)}; suffix: {', '.join(SUFFIXES)}"
-    return [{"name": n, "chance": f"{t.chance:.2g}", "about": t.says, "variants": where} for n, t in TASKS.items()]
+    rows = [(name, f"{task.chance:.2g}", task.says, where) for name, task in TASKS.items()]
+    fields = ", ".join(FIELDS)
+    rows.append(("your own", "-", f"a JSONL file with {fields} (docs/judge.md)", "cut: the file's"))
+    return [dict(zip(("name", "chance of a guess", "about", "variants"), row, strict=True)) for row in rows]
 
 
 def _arms() -> list[Row]:

@@ -1,6 +1,9 @@
 """Tasks of a user's own: a JSONL file, one prompt with its answer and its cut per line. No torch."""
 
+import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,28 @@ from replayscope.model.tasks import Sample
 FIELDS = {"prompt": str, "answer": str, "cut": int, "task": str}
 
 
+@dataclass(frozen=True)
+class TaskFile:
+    """sha256: of the file's bytes. tasks: name → line number → sample, in the order of the file; names without samples
+    where only results tell of the file."""
+
+    sha256: str
+    tasks: Mapping[str, Mapping[int, Sample]]
+
+
+def load(path: str | Path) -> TaskFile:
+    """A file by its tasks. Raises UsageError as `read` does, and for a prompt that a task has twice."""
+    data = _bytes(path)
+    tasks: dict[str, dict[int, Sample]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for sample in _samples(path, data):
+        first = seen.setdefault((sample.task, sample.prompt), sample.seed)
+        if first != sample.seed:
+            raise UsageError(f"{path}:{sample.seed}: the prompt of line {first} again, which is no new evidence")
+        tasks.setdefault(sample.task, {})[sample.seed] = sample
+    return TaskFile(hashlib.sha256(data).hexdigest(), tasks)
+
+
 def read(path: str | Path) -> list[Sample]:
     """The samples of a file. A line is an object with ``prompt`` (it ends where the answer begins), ``answer``,
     ``cut`` (the character of the prompt at which the cached prefix ends) and, if it is to be told from others,
@@ -18,11 +43,20 @@ def read(path: str | Path) -> list[Sample]:
 
     Raises UsageError that names the line and the field.
     """
+    return _samples(path, _bytes(path))
+
+
+def _bytes(path: str | Path) -> bytes:
     try:
-        # An editor may have put a byte order mark before it.
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"task file {path} cannot be read: {error.strerror or error}") from None
+
+
+def _samples(path: str | Path, data: bytes) -> list[Sample]:
+    try:
+        # An editor may have put a byte order mark before it.
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"task file {path} is not UTF-8 text (byte {error.start})") from None
     samples = [_sample(f"{path}:{n}", n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -49,6 +83,10 @@ def _sample(where: str, number: int, line: str) -> Sample:
             raise UsageError(f"{where}: {name} must be given as {'a number' if kind is int else 'text'}")
     if not raw["prompt"] or not raw["answer"]:
         raise UsageError(f"{where}: an empty {'answer' if raw['prompt'] else 'prompt'} cannot be scored")
+    if not any(c.isalnum() for c in raw["answer"]):
+        raise UsageError(f"{where}: an answer without a letter or digit cannot be scored")
+    if any("\ud800" <= c <= "\udfff" for c in raw["prompt"] + raw["answer"]):
+        raise UsageError(f"{where}: a lone surrogate (\\ud800 to \\udfff) is no character that a model can be given")
     if not 0 <= raw["cut"] <= len(raw["prompt"]):
         raise UsageError(f"{where}: cut {raw['cut']!s:.20} is outside the prompt's {len(raw['prompt'])} characters")
     return Sample(raw["task"], raw["prompt"], raw["answer"], raw["cut"], number, "own", "own")

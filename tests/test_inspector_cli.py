@@ -267,6 +267,13 @@ def test_list(topic, capsys):
     assert all(row["name"] for row in rows)
 
 
+def test_a_list_has_headings_and_says_that_tasks_can_be_ones_own(capsys):
+    assert cli.main(["list", "tasks"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[0] == "name" and head.index("chance of a guess") == rows[0].index("0.0001")
+    assert "JSONL file with prompt, answer, cut, task" in rows[-1]
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--version"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replayscope.inspector import judge_contract, judge_limits, judge_matrix
+from replayscope.inspector import judge_contract, judge_limits, judge_matrix, judge_prompts
 from replayscope.inspector.cli import main
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.judge_matrix import Run
@@ -244,13 +244,13 @@ def test_a_long_name_that_is_read_is_shown_by_a_line():
 def test_a_matrix_beyond_all_machines_is_refused_before_it_is_made():
     with pytest.raises(UsageError, match=r"samples × cells of .* is 180,000,000, more than 10,000,000"):
         judging.contract(**{"samples = 60": "samples = 100000", "lengths = [320]": f"lengths = {[320] * 100}"})
-    groups = judge_matrix.groups(judging.contract())
+    e, groups = judging.contract().evidence, judge_matrix.groups(judging.contract())
     # Four digits are asked for, and a token more is produced.
-    judge_matrix.check_prompts(groups, 1000, TEXT, "mini", replace(MINI, max_position_embeddings=325))
+    judge_prompts.check(groups, e, TEXT, "mini", replace(MINI, max_position_embeddings=325))
     with pytest.raises(UsageError, match=r"lengths: 320 comes to 325 tokens with .*, more than mini takes, 324"):
-        judge_matrix.check_prompts(groups, 1000, TEXT, "mini", replace(MINI, max_position_embeddings=324))
+        judge_prompts.check(groups, e, TEXT, "mini", replace(MINI, max_position_embeddings=324))
     with pytest.raises(UsageError, match="the tokenizer of mini has token id 121, its vocabulary ends at 99"):
-        judge_matrix.check_prompts(groups, 1000, TEXT, "mini", replace(MINI, vocab_size=100))
+        judge_prompts.check(groups, e, TEXT, "mini", replace(MINI, vocab_size=100))
 
 
 def test_a_contract_without_cells_is_refused():

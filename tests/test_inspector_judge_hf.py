@@ -275,6 +275,23 @@ def test_the_command_plans_runs_and_judges_a_folder(talking, tmp_path, capsys):
         assert code == 1 and told.startswith("verdict: refuse") and says in told and f"fail  {cell}" in told
 
 
+def test_own_tasks_are_asked_of_a_folder_and_a_planted_fault_is_found(talking, tmp_path, capsys):
+    """Texts that the tiny tokenizer was trained on, as a file; cuts move to its tokens."""
+    made = [make("chain", seed, 90, "straddle", "none", FILLER) for seed in range(2)]
+    lines = [json.dumps({"prompt": one.prompt, "answer": one.answer, "cut": one.cut}) for one in made]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    contract, cell = tmp_path / "c.toml", "own/own/suffix-own/out-short/x2/encoder/paper/task"
+    built_in = 'tasks = ["chain.straddle"]\nlengths = [70]\nsuffixes = ["none"]\n'
+    assert built_in in CONTRACT
+    contract.write_text(CONTRACT.replace(built_in, 'task_file = "mine.jsonl"\n'))
+    words = (contract, "-m", talking, "--dtype", "fp64")
+    code, told, err = hf.run(capsys, "judge", "run", *words, "-o", tmp_path / "r.jsonl")
+    assert code == 0 and told.startswith("verdict: accept") and "note: a task's cut is a character" in told, told + err
+    planted = ("--plant", f"{cell}=broken:overwrite", "-o", tmp_path / "p.jsonl")
+    code, told, _ = hf.run(capsys, "judge", "run", *words, *planted)
+    assert code == 1 and "cached entries changed in 2 of 2" in told and f"fail  {cell}" in told
+
+
 def test_prompts_within_a_window_show_nothing_and_are_not_accepted(talking, tmp_path, capsys):
     contract, out = tmp_path / "c.toml", tmp_path / "r.jsonl"
     contract.write_text(CONTRACT + 'cuts = ["start"]\n')

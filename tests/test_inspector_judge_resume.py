@@ -71,7 +71,7 @@ def test_progress_counts_what_prompts_cost_and_only_what_ran_now(caplog):
     """Of two groups one costs ten times the other; of the cheap one half was there."""
     now = [0.0]
     with caplog.at_level(logging.INFO):
-        pace = Pace({"cheap": 10, "dear": 100}, 4, {("cheap", 0), ("cheap", 1)}, lambda: now[0])
+        pace = Pace({"cheap": 10, "dear": 100}, {"cheap": 4, "dear": 4}, {("cheap", 0), ("cheap", 1)}, lambda: now[0])
         now[0] = 5.0
         pace.add("cheap", 2)  # 20 rows in 5 s, and nothing said: ten seconds have not gone by
         assert not caplog.records

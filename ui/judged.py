@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from replayscope.inspector import judge_contract, judge_results, judge_text
+from replayscope.inspector import judge_results, judge_text
 from replayscope.inspector.judge_verdict import ACCEPT, DECODER_ONLY, REFUSE, judge
 from replayscope.ui.checked import told
 from replayscope.ui.judge_charts import Said, judged, value
@@ -31,7 +31,7 @@ def judgement(path: str | os.PathLike[str]) -> dict[str, Any]:
     name = Path(path).name
     with told(name, "judgement"):
         results = judge_results.read(Path(path))
-        contract = judge_contract.parse(results.header["contract"]["text"], f"the contract in {name}")
+        contract = judge_results.contract_of(results, name)
         return judge_text.data(judge(results, contract))
 
 
