@@ -10,7 +10,7 @@ import pytest
 from replayscope.inspector import judge_contract, judge_matrix, judge_prompts, judge_tokens
 from replayscope.inspector.cli import main
 from replayscope.inspector.errors import UsageError
-from replayscope.inspector.judge_results import contract_of, read
+from replayscope.inspector.judge_results import Results, contract_of, header_of, read
 from replayscope.inspector.judge_tokens import Text
 from replayscope.model.config import ModelConfig
 from replayscope.model.tasks import COLOURS
@@ -181,6 +181,14 @@ def test_a_block_has_the_prompts_of_a_file_or_those_of_the_project(mine, more, s
 def test_a_contract_from_elsewhere_opens_no_file(mine):
     with pytest.raises(UsageError, match=r"names the task file mine.jsonl, which cannot be found from here"):
         judge_contract.parse(mine.read_text(), "c.toml")
+    # Results that do not hold the names of their own tasks are no reason to look for the file either.
+    contract = judge_contract.load(str(mine))
+    header = header_of(contract, "mini", "*", "c.toml")
+    assert contract_of(Results(header), "r.jsonl").sha256 == contract.sha256
+    for files in ({}, {"mine.jsonl": {"sha256": "0"}}, {"mine.jsonl": {"sha256": "0", "tasks": 3}}):
+        held = Results(header | {"contract": header["contract"] | {"task_files": files}})
+        with pytest.raises(UsageError, match=r"r.jsonl does not hold what its contract needs"):
+            contract_of(held, "r.jsonl")
 
 
 def test_a_running_engine_is_asked_the_prompts_of_the_file(tmp_path, capsys):
