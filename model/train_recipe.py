@@ -111,7 +111,9 @@ THIN = Recipe(
     other_lr=1e-3,
     decay_from=0.1,
 )
+# What was learned over short distances has to be said again over long ones: one question or two to a text.
+FAR = replace(THIN, often=(("chain", 20.0), ("relay", 4.0)), mixed=(0.2, 0.2), density=(0.02, 0.1), far=1.0)
 # What turns `mini` into `mini-replay`: a short training more, most steps with a replay. Here the global path is there
 # for `relay` too: what a replay takes from the windows may be learned to be looked up.
 REPLAY = replace(THIN, tokens=1_000_000, mixed=(0.5, 0.5), carried=False, replay_share=0.75)
-RECIPES = {"mini": Recipe(), "further": FURTHER, "thin": THIN, "replay": REPLAY}
+RECIPES = {"mini": Recipe(), "further": FURTHER, "thin": THIN, "far": FAR, "replay": REPLAY}
