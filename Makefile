@@ -6,6 +6,7 @@ CORE := .venv/.core
 DEV := .venv/.dev
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+TRAIN = $(PY) -m replayscope.model.train $(TRAIN_ARGS)
 TRAIN_ARGS ?=
 
 # The first interpreter that is new enough; `make PYTHON=/path/to/python` overrides it.
@@ -23,7 +24,7 @@ help:
 	@echo "make check   lint, format, types, and the tests of the repository itself"
 	@echo "make ui      the browser page on the demo's traces"
 	@echo "make bench   speed, as ratios in one run; make bench-docs writes them into docs/performance.md"
-	@echo "make train   train the embedded model again, into build/mini.safetensors"
+	@echo "make train   train the embedded models again, into build/mini.safetensors and build/mini-replay.safetensors"
 	@echo "make setup   only .venv"
 
 setup: $(DEV)
@@ -63,7 +64,10 @@ bench-docs: bench
 
 train: $(CORE)
 	@mkdir -p build
-	$(PY) -m replayscope.model.train -o build/mini.safetensors $(TRAIN_ARGS)
+	$(TRAIN) --recipe mini -o build/crowded.safetensors
+	$(TRAIN) --recipe thin --from build/crowded.safetensors -o build/thin.safetensors
+	$(TRAIN) --recipe far --from build/thin.safetensors -o build/mini.safetensors
+	$(TRAIN) --recipe replay --from build/mini.safetensors -o build/mini-replay.safetensors
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
