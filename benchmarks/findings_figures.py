@@ -1,11 +1,13 @@
 """The figures of docs/findings.md, in the house's look."""
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from replayscope.model.train_recipe import RUNGS
+from replayscope.model import tasks
+from replayscope.model.train_recipe import RUNGS, Recipe
 from replayscope.ui.curves import Curve, CurveChart, draw_curves
 from replayscope.ui.theme import LIGHT
 
@@ -13,8 +15,8 @@ Record = dict[str, Any]
 
 
 def figures(findings: list[Record]) -> dict[str, go.Figure]:
-    """name → figure; one curve per model."""
-    return {
+    """name → figure; one curve per model, and for each model one on what its windows carry."""
+    return {f"carried-{f['model']}": carried(f) for f in findings} | {
         "layers": _chart(
             findings,
             "The rebuilt window is off in every layer but the first",
@@ -55,28 +57,61 @@ def figures(findings: list[Record]) -> dict[str, go.Figure]:
     }
 
 
+def carried(finding: Record) -> go.Figure:
+    """Share of a relay's answers that are right, by distance, one curve per replay length."""
+    by_way: dict[tuple[str, int | None], list[Record]] = defaultdict(list)
+    for r in finding["carried"]:
+        if r["arm"] == "encoder":
+            by_way[r["arm"], r["replay"]].append(r)
+    by_way["full", None] = [r for r in finding["carried"] if r["arm"] == "full"]
+    W, colours = finding["window"], LIGHT.magnitude[:0:-1]
+    curves = []
+    for ((arm, replay), found), colour in zip(by_way.items(), (*colours[: len(by_way) - 1], LIGHT.ink), strict=True):
+        label = arm if replay is None else f"R = {replay // W if replay > W else ''}W"
+        gaps, share = np.array([r["gap"] for r in found], float), np.array([r["kept"] / r["asked"] for r in found])
+        hover = [f"{label}, {r['gap']} tokens: {r['kept']} of {r['asked']}" for r in found]
+        dash = "dash" if replay is None else "solid"
+        curves.append(Curve(label, gaps, share, hover, colour, 2.5, dash, marks=True))
+    places = sorted({r["gap"] for r in finding["carried"]})
+    return draw_curves(
+        CurveChart(
+            title=f"{finding['model']}: which numbers outlive a replay of R tokens",
+            sentence=f"share of right answers of {finding['carried'][0]['asked']} per distance; W = {W}",
+            curves=tuple(curves),
+            axis="tokens from the number to the cut",
+            label="right answers",
+            log=False,
+            span=(places[0], places[-1]),
+            ticks=tuple((float(p), str(p)) for p in places),
+            limits=((tasks.TASKS["relay"].chance, "a guess"),),
+        ),
+        height=380,
+    )
+
+
 def curve(points: list[Record]) -> go.Figure:
     """What each task has climbed to, by tokens of training, from the curve in a model's header.
 
-    A rung that is solved counts 1, the present one its running share of right answers.
+    A rung that is solved counts 1, the present one its running share of right answers; the ladder's length is 1.
     """
+    recipe = Recipe()
     tokens = np.array([p["tokens"] / 1e6 for p in points])
     names = [k.removesuffix(".rung") for k in points[0] if k.endswith(".rung")]
     curves = []
     for i, name in enumerate(names):
-        height = np.array([p[f"{name}.rung"] + p[f"{name}.right"] for p in points])
+        height = np.array([p[f"{name}.rung"] + p[f"{name}.right"] for p in points]) / len(recipe.ladder(name))
         hover = [f"{name}: {h:.2f}" for h in height]
         # More tasks than colours: the second time round a colour is dashed.
         again, colour = divmod(i, len(LIGHT.arms))
         curves.append(Curve(name, tokens, height, hover, LIGHT.arms[colour], dash="dash" if again else "solid"))
-    steps = [f"{length}" + (" hard" if level > 1 else "") for length, level in RUNGS]
+    steps = [f"{rung.length}" + (" hard" if rung.level > 1 else "") for rung in RUNGS]
     return draw_curves(
         CurveChart(
             title="Every task climbs from short and dense to long and sparse",
-            sentence="rungs solved, and the share of right answers on the present one; rungs: " + ", ".join(steps),
+            sentence="share of the ladder climbed; its rungs: " + ", ".join(steps) + "; a relay has others",
             curves=tuple(curves),
             axis="tokens, millions",
-            label="rungs climbed",
+            label="ladder climbed",
             log=False,
             span=(0.0, float(tokens[-1])),
         ),

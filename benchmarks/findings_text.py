@@ -60,25 +60,31 @@ def tables(findings: list[Record], scores: list[Record]) -> dict[str, str]:
     for f in findings:
         name, pooled = f["model"], defaultdict(lambda: [0, 0, 0, 0])
         placed: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        followed: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         for s in (s for s in scores if s["model"] == name):
             at = pooled[s["task"], way(s, window)]
             at[0] += s["exact"]
             at[1] += s["n"]
             at[2] += s["lost"]
             at[3] += s["won"]
-            if (s["arm"], s["replay"]) == ("both", window):
-                place = placed[s["task"], s["place"]]
-                place[0] += s["exact"]
-                place[1] += s["n"]
+            for kind, arm, group in ((placed, ("both", window), "place"), (followed, ("full", None), "suffix")):
+                if (s["arm"], s["replay"]) == arm:
+                    cell = kind[s["task"], s[group]]
+                    cell[0] += s["exact"]
+                    cell[1] += s["n"]
         tasks = list(dict.fromkeys(t for t, _ in pooled))
         ways = list(dict.fromkeys(w for _, w in pooled))
-        places = list(dict.fromkeys(p for _, p in placed))
         made[f"scores {name}"] = table(
             ["task", *ways],
             ([t, *(share(*pooled[t, w][:2]) if w == "full" else gained(*pooled[t, w]) for w in ways)] for t in tasks),
         )
-        made[f"places {name}"] = table(["task", *places], ([t, *(share(*placed[t, p]) for p in places)] for t in tasks))
+        for kind, cells in (("places", placed), ("suffixes", followed)):
+            columns = list(dict.fromkeys(c for _, c in cells))
+            made[f"{kind} {name}"] = table(
+                ["task", *columns], ([t, *(share(*cells[t, c]) for c in columns)] for t in tasks)
+            )
         made[f"carried {name}"] = carried(f["carried"], window)
+        made[f"predicts {name}"] = predicts(f["predicts"], window)
         made[f"failure {name}"] = failure([s for s in scores if s["model"] == name], window)
     layers = range(len(first["layers"]["window_kv window"]))
     made["layers"] = table(
@@ -146,6 +152,17 @@ def carried(records: list[Record], window: int) -> str:
     return table(["tokens from the number to the cut", *ways], rows)
 
 
+def predicts(records: list[Record], window: int) -> str:
+    """Whether the divergence of a relay's answer tells that it is lost, way by way."""
+    rows = []
+    for r in (r for r in records if r["lost"]):
+        told = "–" if r["share"] is None else f"{r['share']:.3f} ({r['low']:.3f}–{r['high']:.3f})"
+        most = "–" if r["most"] is None else f"{r['most']:.2g}"
+        rows.append([way(r, window), f"{r['lost']}/{r['lost'] + r['kept']}", told, f"{r['least']:.2g}", most])
+    head = ["way", "answers lost", "lost above kept", "smallest KL of a lost one", "largest of a kept one"]
+    return table(head, rows) if rows else "No answer was lost."
+
+
 def failure(scores: list[Record], window: int) -> str:
     """Answers lost against the divergence of the answer, way by way."""
     found: dict[str, list[Record]] = defaultdict(list)
@@ -185,7 +202,9 @@ def main() -> None:
     from findings_figures import curve, figures
 
     with safe_open(presets()["mini"], "np") as file:
-        points = json.loads(file.metadata()["before"])[-1]["curve"]
+        before = json.loads(file.metadata()["before"])
+    # The last training in which tasks climbed: those behind it begin at the top.
+    *_, points = (made["curve"] for made in before if made["recipe"].get("top") is False)
     drawn = {f"findings-{name}": figure for name, figure in figures(findings).items()}
     drawn["mini-curve"] = curve(points)
     for name, figure in drawn.items():

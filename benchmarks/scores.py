@@ -1,10 +1,12 @@
 """What the embedded models answer under each arm: `python benchmarks/scores.py -m mini -m mini-replay -o FILE`.
 
 Every task is asked with its key facts on, at, before and behind the cut, and scored with the answer forced (see
-inspector/scoring.py). One JSON line per model, task, place and way: how many answers were exact, and the divergence.
+inspector/scoring.py). One JSON line per model, task, place, suffix and way: how many answers were exact, and the
+divergence.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -41,29 +43,29 @@ def asked(task: str, trials: int, length: int = LENGTH) -> list[tasks.Sample]:
     suffixes = list(tasks.SUFFIXES)
     filler = samples.load("prose")
     return [
-        tasks.make(task, seed, length, place, suffixes[seed % len(suffixes)], filler)
-        for place in tasks.PLACES
+        tasks.make(task, first + seed, length, place, suffixes[seed % len(suffixes)], filler)
+        for first, place in zip(itertools.count(0, trials), tasks.PLACES, strict=False)
         for seed in range(trials)
     ]
 
 
 def records(model_name: str, trials: int, length: int, kinds: list[str]) -> Iterator[dict[str, Any]]:
-    """One record per task, place and way. kl: mean over prompts of the answer's mean KL(full‖arm) in nats.
+    """One record per task, place, suffix and way. kl: mean over prompts of the answer's mean KL(full‖arm) in nats.
 
     lost, won: answers that full gave and the way did not, and the other way round. kl_lost: median over the prompts of
     which the answer was lost, of the answer's largest KL; kl_kept the same where it was kept.
     """
     model, digest = presets.load_any(model_name, torch.float32)
     for task in kinds:
-        found: dict[tuple[str, Way], list[tuple[Answer, Answer]]] = defaultdict(list)
+        found: dict[tuple[str, str, Way], list[tuple[Answer, Answer]]] = defaultdict(list)
         began = time.perf_counter()
         for sample, _, by_way in scored(
             model, asked(task, trials, length), tokenizer.encode, ways(model.config.sliding_window)
         ):
             for way, answer in by_way.items():
-                found[sample.place, way].append((by_way[Way("full")], answer))
+                found[sample.place, sample.suffix, way].append((by_way[Way("full")], answer))
         print(f"{model_name} {task}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-        for (place, way), pairs in found.items():
+        for (place, suffix, way), pairs in found.items():
             lost = [a.kl_max for f, a in pairs if f.exact and not a.exact]
             kept = [a.kl_max for f, a in pairs if f.exact and a.exact]
             yield {
@@ -72,6 +74,7 @@ def records(model_name: str, trials: int, length: int, kinds: list[str]) -> Iter
                 "length": length,
                 "task": task,
                 "place": place,
+                "suffix": suffix,
                 "arm": way.arm,
                 "replay": way.replay,
                 "n": len(pairs),
@@ -88,7 +91,7 @@ def records(model_name: str, trials: int, length: int, kinds: list[str]) -> Iter
 def main() -> None:
     parser = argparse.ArgumentParser(description="Scores of the embedded models under each arm, by place of the cut.")
     parser.add_argument("-m", "--model", action="append", help="a preset or folder; may be given again (default mini)")
-    parser.add_argument("--trials", type=int, default=10, help="prompts per task and place")
+    parser.add_argument("--trials", type=int, default=12, help="prompts per task and place")
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a prompt")
     parser.add_argument("--task", action="append", choices=list(tasks.TASKS))
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON lines")

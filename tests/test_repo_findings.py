@@ -44,6 +44,18 @@ def test_intervals_are_wilsons():
     assert findings_text.wilson(29, 29) == pytest.approx((0.8830, 1.0), abs=5e-5)
 
 
+def test_what_is_lost_is_told_by_a_larger_divergence():
+    import findings
+
+    told = findings.predicts([3.0, 2.0], [1.0, 2.0])
+    # Of four pairs three are won and one is a tie.
+    assert (told["share"], told["least"], told["most"]) == (0.875, 2.0, 2.0)
+    assert told["low"] <= told["share"] <= told["high"]
+    assert findings.predicts([1.0], [2.0])["share"] == 0.0
+    assert findings.predicts([], [2.0])["share"] is None
+    assert findings.predicts([2.0], [])["most"] is None
+
+
 def test_the_figures_draw_what_was_measured():
     from findings_figures import figures
 
