@@ -110,7 +110,8 @@ def downstream(trace: TraceReader, reference: str, point: str, bucket: str = "al
     """Whether a discrete choice flipped before this point, in the rows of a bucket: bool [run, layer].
 
     A flip of top-k reaches attn_out and what follows in its own layer, one of the router ffn_out and what follows;
-    both reach everything in the layers after it.
+    both reach everything in the layers after it. Against the oracle a run also stands behind the flips of the pass
+    whose cache it goes on from, in rows of which it has none itself.
     """
     depth = trace.table(reference, point).arrays["n"].shape[1]
     here = np.zeros((len(trace.runs), depth), bool)
@@ -121,6 +122,8 @@ def downstream(trace: TraceReader, reference: str, point: str, bucket: str = "al
             continue
         table = trace.table(reference, choice)
         flips = table.arrays["flips"][:, :, table.bucket(bucket)] > 0
+        if reference == "oracle":
+            flips |= _inherited(trace, table)
         before = np.logical_or.accumulate(flips, 1)
         if point in SINGLE_POINTS:
             here |= before[:, -1:]
@@ -129,6 +132,16 @@ def downstream(trace: TraceReader, reference: str, point: str, bucket: str = "al
         if POINTS.index(point) > POINTS.index(choice):
             here |= flips
     return here
+
+
+def _inherited(trace: TraceReader, table: Table) -> ndarray:
+    """Whether a choice flipped in the pass that a run goes on from: bool [run, layer]. That is ``full``, or the whole
+    pass of which a noise run at a cut is a part."""
+    flips = table.arrays["flips"][:, :, table.bucket("all")] > 0
+    whole = {run.arm: flips[run.index] for run in trace.runs if run.cut is None}
+    nothing = np.zeros(flips.shape[1], bool)
+    sources = (run.arm if run.arm in ("repeat", "rechunk") else "full" for run in trace.runs)
+    return np.array([whole.get(source, nothing) for source in sources]).reshape(flips.shape)
 
 
 def bugs(trace: TraceReader, reference: str, point: str, rules: Rules = RULES) -> ndarray:

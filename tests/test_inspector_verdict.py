@@ -224,6 +224,32 @@ def test_a_fault_behind_a_flip_is_a_flip_and_the_same_before_it_is_a_bug():
     assert classify(trace, "oracle", "hidden")[trace.run("encoder"), 3, 0] == "flip"
 
 
+def test_a_flip_of_full_is_behind_every_run_that_goes_on_from_its_cache(clean):
+    """Its rows in front of a run's own are read by it; a pass of its own reads none of them."""
+    clean.flip("oracle", "topk", "full", 2)
+    reached = downstream(clean, "oracle", "hidden")
+    for arm in ("full", "hit", "encoder"):
+        assert reached[clean.run(arm)].tolist() == [False, False, True, True], arm
+    assert not reached[clean.run("repeat")].any()
+    assert not downstream(clean, "full", "hidden").any()
+
+
+@pytest.mark.parametrize("arm", ["repeat", "rechunk"])
+def test_a_flip_of_a_whole_noise_run_is_behind_its_views_from_a_cut(clean, arm):
+    clean.flip("oracle", "router", arm, 1)
+    view = clean.run("hit")
+    clean.change(view, arm=arm)
+    reached = downstream(clean, "oracle", "attn_in")
+    assert reached[view].tolist() == [False, False, True, True]
+    assert not reached[clean.run("encoder")].any()
+
+
+def test_a_fault_behind_a_flip_of_full_is_a_flip_and_in_front_of_it_a_bug():
+    trace = record(Plant("encoder", CUT, "hidden", 1, 30, 1e-3), Plant("encoder", CUT, "hidden", 3, 30, 1e-3))
+    trace.flip("oracle", "topk", "full", 2)
+    assert [bug.layer for bug in bugs_of(trace, "encoder")] == [1]
+
+
 def test_against_full_only_flips_of_exact_rows_excuse():
     trace = record(Plant("encoder", CUT, "hidden", 1, 40, 1e-6, "full"))
     topk, run = trace.table("full", "topk"), trace.run("encoder")
