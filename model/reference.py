@@ -137,7 +137,7 @@ def _run_layer(c: ModelConfig, l: int, w: Layer, ids: Tensor, now: State, rules:
         scores = _index_scores(c, w, x, qr, now.globals[source][1], c.compress_ratios[l], cos, sin)
         if l == c.candidate_source_layer_id:
             now.pool = t["candidates"] = candidate_pool(c, scores)
-        if c.uses_candidates(l) and now.pool is not None and rules.selection == "sparse":
+        if c.uses_candidates(l) and now.pool is not None:
             scores = scores.masked_fill(~now.pool, NEG_INF)
         topk, t["topk_margin"] = select_topk(scores, c.index_topk)
         now.chosen[l] = t["topk"] = rules.topk.get(l, topk)

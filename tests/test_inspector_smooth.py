@@ -56,6 +56,9 @@ def test_switches_agree_with_the_oracle_and_change_the_run(switches):
     for r in runs:
         if r.oracle is not None:
             assert error(fold, "oracle", r) <= EQUAL, r.label
+            for choice in ("topk", "router"):
+                # What is chosen is the same too, read or not: the candidates bound it under every switch.
+                assert not fold.tables["oracle", choice].arrays["changed"][r.index].any(), (r.label, choice)
         if r.arm == "hit":
             assert error(fold, "full", r) <= EQUAL
     enc, was = (next(r for r in rs if r.arm == "encoder") for rs in (runs, plain_runs))
