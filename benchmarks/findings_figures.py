@@ -59,15 +59,15 @@ def figures(findings: list[Record]) -> dict[str, go.Figure]:
 
 def carried(finding: Record) -> go.Figure:
     """Share of a relay's answers that are right, by distance, one curve per replay length."""
-    by_way: dict[tuple[str, int | None], list[Record]] = defaultdict(list)
-    for r in finding["carried"]:
-        if r["arm"] == "encoder":
-            by_way[r["arm"], r["replay"]].append(r)
-    by_way["full", None] = [r for r in finding["carried"] if r["arm"] == "full"]
-    W, colours = finding["window"], LIGHT.magnitude[:0:-1]
+    W, by_replay = finding["window"], defaultdict[int | None, list[Record]](list)
+    # `full`, which has no replay length, comes last, on top of the others.
+    for r in sorted(finding["carried"], key=lambda r: r["arm"] == "full"):
+        if r["arm"] in ("full", "encoder"):
+            by_replay[r["replay"]].append(r)
+    colours = (*LIGHT.magnitude[:0:-1][: len(by_replay) - 1], LIGHT.ink)
     curves = []
-    for ((arm, replay), found), colour in zip(by_way.items(), (*colours[: len(by_way) - 1], LIGHT.ink), strict=True):
-        label = arm if replay is None else f"R = {replay // W if replay > W else ''}W"
+    for (replay, found), colour in zip(by_replay.items(), colours, strict=True):
+        label = "full" if replay is None else f"R = {replay // W if replay > W else ''}W"
         gaps, share = np.array([r["gap"] for r in found], float), np.array([r["kept"] / r["asked"] for r in found])
         hover = [f"{label}, {r['gap']} tokens: {r['kept']} of {r['asked']}" for r in found]
         dash = "dash" if replay is None else "solid"

@@ -24,45 +24,32 @@ class TaskFile:
 
 
 def load(path: str | Path) -> TaskFile:
-    """A file by its tasks. Raises UsageError as `read` does, and for a prompt that a task has twice."""
-    data = _bytes(path)
-    tasks: dict[str, dict[int, Sample]] = {}
-    seen: dict[tuple[str, str], int] = {}
-    for sample in _samples(path, data):
-        first = seen.setdefault((sample.task, sample.prompt), sample.seed)
-        if first != sample.seed:
-            raise UsageError(f"{path}:{sample.seed}: the prompt of line {first} again, which is no new evidence")
-        tasks.setdefault(sample.task, {})[sample.seed] = sample
-    return TaskFile(hashlib.sha256(data).hexdigest(), tasks)
+    """A file by its tasks. A line is an object with ``prompt`` (it ends where the answer begins), ``answer``, ``cut``
+    (the character of the prompt at which the cached prefix ends) and, if it is to be told from others, ``task``. A
+    sample's seed is its line number.
 
-
-def read(path: str | Path) -> list[Sample]:
-    """The samples of a file. A line is an object with ``prompt`` (it ends where the answer begins), ``answer``,
-    ``cut`` (the character of the prompt at which the cached prefix ends) and, if it is to be told from others,
-    ``task``. A sample's seed is its line number.
-
-    Raises UsageError that names the line and the field.
+    Raises UsageError that names the line and the field, also for a prompt that a task has twice.
     """
-    return _samples(path, _bytes(path))
-
-
-def _bytes(path: str | Path) -> bytes:
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"task file {path} cannot be read: {error.strerror or error}") from None
-
-
-def _samples(path: str | Path, data: bytes) -> list[Sample]:
-    try:
+        data = Path(path).read_bytes()
         # An editor may have put a byte order mark before it.
         text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"task file {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"task file {path} is not UTF-8 text (byte {error.start})") from None
-    samples = [_sample(f"{path}:{n}", n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not samples:
+    tasks: dict[str, dict[int, Sample]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            sample = _sample(f"{path}:{number}", number, line)
+            first = seen.setdefault((sample.task, sample.prompt), number)
+            if first != number:
+                raise UsageError(f"{path}:{number}: the prompt of line {first} again, which is no new evidence")
+            tasks.setdefault(sample.task, {})[number] = sample
+    if not tasks:
         raise UsageError(f"task file {path} is empty; give one JSON object per line with {', '.join(FIELDS)}")
-    return samples
+    return TaskFile(hashlib.sha256(data).hexdigest(), tasks)
 
 
 def _sample(where: str, number: int, line: str) -> Sample:

@@ -5,6 +5,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from replayscope.model.tasks import REACH
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -24,8 +26,8 @@ class Rung:
 RUNGS = (Rung(128, 1), Rung(256, 1), Rung(256, 2), Rung(512, 2), Rung(1024, 2))
 # What a relay climbs instead. It learns to carry first, a little further each time, and then to trust what it carries.
 CARRIED = (
-    *(Rung(256, 1, reach, "none") for reach in range(40, 161, 24)),
-    *(Rung(length, level, 160, "foreign") for length, level in ((256, 1), (512, 2), (1024, 2))),
+    *(Rung(256, 1, reach, "none") for reach in range(40, REACH + 1, 24)),
+    *(Rung(length, level, REACH, "foreign") for length, level in ((256, 1), (512, 2), (1024, 2))),
 )
 
 
@@ -98,7 +100,7 @@ FURTHER = Recipe(
     other_lr=2e-3,
     decay_from=0.3,
 )
-# The last step to `mini`: long texts with few questions, as they are asked later, at a third of the rate.
+# Long texts with few questions, as they are asked later, at a third of the rate.
 THIN = Recipe(
     tokens=2_000_000,
     top=True,
@@ -111,7 +113,7 @@ THIN = Recipe(
     other_lr=1e-3,
     decay_from=0.1,
 )
-# What was learned over short distances has to be said again over long ones: one question or two to a text.
+# The last step to `mini`: what was learned over short distances is said again over long ones, a question or two a text.
 FAR = replace(THIN, often=(("chain", 20.0), ("relay", 4.0)), mixed=(0.2, 0.2), density=(0.02, 0.1), far=1.0)
 # What turns `mini` into `mini-replay`: a short training more, most steps with a replay. Here the global path is there
 # for `relay` too: what a replay takes from the windows may be learned to be looked up.

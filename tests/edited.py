@@ -1,5 +1,9 @@
 """A trace in memory for tests of what judges traces: synthetic tables that a test may change cell by cell."""
 
+from copy import deepcopy
+from functools import cache
+
+from replayscope.inspector.verdict import Bug, all_bugs
 from replayscope.traces import RunInfo, Table, TraceReader
 from replayscope.traces.schema import bucket_names
 from tests import synthetic
@@ -54,6 +58,20 @@ class Edited:
         arrays, run = self.tables[reference, point].arrays, self.run(arm)
         arrays["diff2"][run] *= factor**2
         arrays["rel_max"][run] *= factor
+
+
+@cache
+def _recorded() -> "Edited":
+    return record()
+
+
+def clean_trace() -> "Edited":
+    """A trace without a fault that may be edited."""
+    return deepcopy(_recorded())
+
+
+def bugs_of(trace: "Edited", arm: str) -> list[Bug]:
+    return [bug for bug in all_bugs(trace) if bug.arm == arm]
 
 
 def record(*plants: Plant, cuts: tuple[int, ...] = (CUT,), dtype: str = "float64", audit: bool = False) -> Edited:

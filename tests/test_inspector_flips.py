@@ -1,28 +1,17 @@
 """What a flip excuses, and what it does not."""
 
-from copy import deepcopy
-
 import pytest
 
 from replayscope.inspector.classes import downstream
-from replayscope.inspector.verdict import all_bugs, classify
+from replayscope.inspector.verdict import classify
 from replayscope.traces.schema import POINTS
-from tests.edited import CUT, Edited, record
+from tests.edited import CUT, Edited, bugs_of, clean_trace, record
 from tests.synthetic import Plant
 
 
-@pytest.fixture(scope="module")
-def recorded() -> Edited:
-    return record()
-
-
 @pytest.fixture
-def clean(recorded) -> Edited:
-    return deepcopy(recorded)
-
-
-def bugs_of(trace: Edited, arm: str) -> list:
-    return [bug for bug in all_bugs(trace) if bug.arm == arm]
+def clean() -> Edited:
+    return clean_trace()
 
 
 ORDER = [point for point in POINTS if point not in ("embed", "final", "logits")]

@@ -73,6 +73,10 @@ def test_samples_are_cut_where_their_text_is_cut(model):
         assert set(found) == {Way("full"), Way("encoder")}
 
 
+def samples_of(path):
+    return [sample for task in task_files.load(path).tasks.values() for sample in task.values()]
+
+
 def line(**changes):
     return json.dumps({"prompt": "a = 1. a? ", "answer": "1", "cut": 5} | changes)
 
@@ -80,7 +84,7 @@ def line(**changes):
 def test_a_task_file_gives_its_samples(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text(line() + "\n\n" + line(task="mine", cut=10) + "\n")
-    one, two = task_files.read(path)
+    one, two = samples_of(path)
     assert (one.task, one.prompt, one.answer, one.cut, one.seed) == ("own", "a = 1. a? ", "1", 5, 1)
     assert (two.task, two.cut, two.seed) == ("mine", 10, 3)
     assert tasks.score(one, "1, of course").exact
@@ -107,19 +111,19 @@ def test_a_faulty_task_file_is_refused_by_line_and_field(tmp_path, text, says):
     path = tmp_path / "own.jsonl"
     path.write_text(text.replace("HUGE", "x" * 5_000_000).replace("DIGITS", "9" * 5000).replace("DEEP", "[" * 100_000))
     with pytest.raises(UsageError, match=says) as error:
-        task_files.read(path)
+        samples_of(path)
     assert len(str(error.value)) < 500
 
 
 def test_a_byte_order_mark_is_passed_over(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text(line(), encoding="utf-8-sig")
-    assert path.read_bytes()[:3] == b"\xef\xbb\xbf" and task_files.read(path)[0].prompt == "a = 1. a? "
+    assert path.read_bytes()[:3] == b"\xef\xbb\xbf" and samples_of(path)[0].prompt == "a = 1. a? "
 
 
 def test_a_missing_or_binary_task_file_is_refused(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
-        task_files.read(tmp_path / "none.jsonl")
+        samples_of(tmp_path / "none.jsonl")
     (tmp_path / "b").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="not UTF-8"):
-        task_files.read(tmp_path / "b")
+        samples_of(tmp_path / "b")

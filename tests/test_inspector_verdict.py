@@ -1,30 +1,19 @@
 """Noise, design or bug: each rule with a twin that plants a fault and sees it, and only it, light up."""
 
-from copy import deepcopy
-
 import numpy as np
 import pytest
 
 from replayscope.inspector.classes import bound, headline
 from replayscope.inspector.metrics import metric
-from replayscope.inspector.verdict import CLASSES, Rules, all_bugs, arm_table, classify, floor, verdict
+from replayscope.inspector.verdict import CLASSES, Rules, arm_table, classify, floor, verdict
 from replayscope.traces import TraceReader
-from tests.edited import CUT, LAYERS, START, TOKENS, WINDOW, Edited, record
+from tests.edited import CUT, LAYERS, START, TOKENS, WINDOW, Edited, bugs_of, clean_trace, record
 from tests.synthetic import Plant, synthetic_trace
 
 
-@pytest.fixture(scope="module")
-def recorded() -> Edited:
-    return record()
-
-
 @pytest.fixture
-def clean(recorded) -> Edited:
-    return deepcopy(recorded)
-
-
-def bugs_of(trace: Edited, arm: str) -> list:
-    return [bug for bug in all_bugs(trace) if bug.arm == arm]
+def clean() -> Edited:
+    return clean_trace()
 
 
 # --- against the oracle -----------------------------------------------------------------------------------------
