@@ -99,9 +99,11 @@ def grown(keep):
 
 
 def alive():
-    """Bytes of all tensors that Python still holds, each memory once."""
+    """Bytes of all tensors that Python still holds, each memory once; those of other kinds, which other tests may have
+    left, have no memory that can be asked for."""
     gc.collect()
-    held = (x.untyped_storage() for x in gc.get_objects() if issubclass(type(x), torch.Tensor))
+    tensors = (x for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter))
+    held = (x.untyped_storage() for x in tensors if x.layout == torch.strided and x.device.type == "cpu")
     return sum({s.data_ptr(): s.nbytes() for s in held}.values())
 
 
