@@ -25,7 +25,7 @@ class Contest:
 
     variants: name -> what is timed. check: raises AssertionError unless the variants agree. work: what one call does,
     in `unit` (rows, bytes, tokens), so that a rate can be told. scale: name -> what its time is multiplied by, where
-    one call does only a part that repeats.
+    one call does only a part that repeats. before: what is done before each call and not timed.
     """
 
     variants: dict[str, Callable[[], object]]
@@ -33,6 +33,7 @@ class Contest:
     work: float = 0.0
     unit: str = ""
     scale: Mapping[str, float] = field(default_factory=dict)
+    before: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,12 @@ def run_case(case: Case, device: torch.device, rounds: int) -> Iterator[dict[str
     times: dict[str, list[float]] = {name: [] for name in contest.variants}
     processor: dict[str, list[float]] = {name: [] for name in contest.variants}
     for call in contest.variants.values():  # allocators, caches and compilers settle
+        contest.before()
         _seconds(call, device)
     for number in range(rounds):
         # The other way round in every second one: whoever comes first may find the machine in another state.
         for name, call in list(contest.variants.items())[:: -1 if number % 2 else 1]:
+            contest.before()
             began = time.process_time()
             times[name].append(_seconds(call, device) * contest.scale.get(name, 1.0))
             processor[name].append(time.process_time() - began)

@@ -6,11 +6,15 @@ The first line is the environment, the last ones how a sweep grows (on a CPU). E
 import argparse
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+# As the command line does: threads that wait by spinning take the time of those that work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from cases import CASES

@@ -9,7 +9,7 @@ from replayscope.inspector.layer_kinds import by_kind, layer_kinds
 from replayscope.inspector.options import Result
 from replayscope.traces.errors import TraceFormatError, TraceVersionError
 from replayscope.traces.reader import TraceReader
-from replayscope.traces.schema import SCHEMA_VERSION, RunInfo, natural_key
+from replayscope.traces.schema import RunInfo, natural_key
 
 # What a reader asks first of a trace that somebody sent.
 _TELLING = (
@@ -58,7 +58,7 @@ def summarise(trace: TraceReader) -> dict[str, Any]:
     return {
         "file": trace.path.name,
         "bytes": os.stat(trace.path).st_size,
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": trace.schema_version,
         "complete": trace.complete,
         "records": trace.records,
         "tokens": len(trace.tokens.ids),

@@ -105,6 +105,7 @@ def test_a_kill_at_any_write_loses_no_record_that_was_reported_done(changes, tmp
 
 def test_without_the_journal_a_kill_loses_the_file(tmp_path, monkeypatch):
     def plain(self: disk.Disk) -> None:
+        self._flush()
         for page, held in sorted(self._pages.items()):
             disk._write(self._fd, (held,), page * disk._PAGE)
         os.ftruncate(self._fd, self.size)

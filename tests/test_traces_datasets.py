@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from replayscope.traces import Tokens, TraceError, TraceReader, TraceWriter, datasets
-from replayscope.traces.datasets import CHUNK_BYTES
+from replayscope.traces.datasets import STATE_CHUNK_BYTES
 from replayscope.traces.disk import Disk
 from tests import small
 
@@ -17,7 +17,7 @@ SHAPES = {
     "several chunks": ((1024, 2, 128), np.float32),
     "a last chunk that is not full": ((1025, 300), np.float32),
     "an odd number of bytes": ((777, 1021), np.uint8),
-    "a row larger than a chunk": ((3, CHUNK_BYTES // 8 + 1), np.float64),
+    "a row larger than a chunk": ((3, STATE_CHUNK_BYTES // 8 + 1), np.float64),
 }
 
 
@@ -52,13 +52,13 @@ def test_chunks_are_of_one_size_and_little_is_stored_that_is_no_row(tmp_path, ar
             data = file[f"states/0000/layers.{i:03d}.hidden"]
             if array.size:
                 row, count = array[:1].nbytes, data.id.get_num_chunks()
-                assert row * data.chunks[0] <= max(CHUNK_BYTES, row), name
+                assert row * data.chunks[0] <= max(STATE_CHUNK_BYTES, row), name
                 # A chunk has its checksum, and no chunk lacks more than a row.
                 assert array.nbytes <= data.id.get_storage_size() - 4 * count < array.nbytes + count * row, name
 
 
 def test_a_wrong_checksum_shows_when_it_is_read(tmp_path, monkeypatch, arrays):
-    monkeypatch.setattr(datasets, "fletcher32", lambda part: bytes(4))
+    monkeypatch.setattr(datasets, "fletcher32", lambda data, size: [bytes(4)] * -(-data.nbytes // size))
     write(tmp_path / "t.h5", arrays)
     with h5py.File(tmp_path / "t.h5") as file, pytest.raises(OSError, match="filter returned failure during read"):
         file["states/0000/layers.004.hidden"][0]

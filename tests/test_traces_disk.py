@@ -3,6 +3,7 @@
 import os
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,3 +113,117 @@ def test_linux_takes_the_call(tmp_path):
         file.flush()
         assert call(file.fileno(), 0, 1 << 20, disk._SYNC_FILE_RANGE_WRITE) == 0
         assert call(file.fileno(), -1, 1 << 20, disk._SYNC_FILE_RANGE_WRITE) == -1, "arguments arrive as they are"
+
+
+@pytest.fixture
+def written(monkeypatch) -> Asked:
+    """First byte and bytes of every call that writes to a file."""
+    found: Asked = []
+    real = os.pwritev
+
+    def pwritev(fd: int, parts: list[memoryview], at: int) -> int:
+        count = real(fd, parts, at)
+        found.append((at, count))
+        return count
+
+    monkeypatch.setattr(disk.os, "pwritev", pwritev)
+    return found
+
+
+def test_a_commit_writes_what_lies_together_at_once(tmp_path, written):
+    """HDF5 makes a hundred writes for 20 states. Behind what was committed they are few stretches, with holes between
+    them that HDF5 leaves; then come the journal and the pages that it is about."""
+    with TraceWriter(tmp_path / "t.h5") as out:
+        out.header(config={}, provenance={}, tokens=small.TOKENS)
+        out.runs(small.RUNS)
+        before, size = len(written), (tmp_path / "t.h5.partial").stat().st_size
+        with out.together():
+            states(out, 20)
+            assert len(written) == before
+        counts = [count for at, count in written[before:] if at >= size]
+    assert sum(counts) > 20 * STATE.nbytes and len(counts) < 12 and len(written) - before < 20
+    assert TraceReader(tmp_path / "t.h5").verify() == []
+
+
+def gathering(path: Path) -> disk.Disk:
+    """One with 100 bytes committed, and 300 gathered behind them."""
+    made = disk.Disk(path)
+    made.write(bytes(100))
+    made.commit()
+    for at, byte in ((100, b"a"), (200, b"b"), (300, b"c")):
+        made.seek(at)
+        made.write(100 * byte)
+    return made
+
+
+@pytest.mark.parametrize("at", [80, 99, 100, 150, 199, 200, 250, 350, 399])
+@pytest.mark.parametrize("count", [1, 100, 101, 250])
+def test_bytes_written_twice_are_those_of_the_second_time(tmp_path, at, count):
+    made = gathering(tmp_path / "x")
+    want = bytearray(bytes(100) + b"a" * 100 + b"b" * 100 + b"c" * 100)
+    want[at : at + count] = b"d" * count
+    made.seek(at)
+    made.write(b"d" * count)
+    made.seek(0)
+    assert made.read(len(want)) == want and made.size == len(want)
+    assert (tmp_path / "x").read_bytes()[:100] == bytes(100), "what is committed waits for the commit"
+    made.commit()
+    assert (tmp_path / "x").read_bytes() == want
+    made.close()
+
+
+def test_what_was_gathered_is_forgotten_with_the_rest(tmp_path):
+    made = gathering(tmp_path / "x")
+    made.rollback()
+    made.commit()
+    assert (tmp_path / "x").read_bytes() == bytes(100) and made.size == 100
+    made.close()
+
+
+def test_memory_that_is_used_again_is_copied_and_not_much_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_COPIES", 1000)
+    made, buffer, most = disk.Disk(tmp_path / "x"), bytearray(100), 0
+    for i in range(50):
+        buffer[:] = bytes([i]) * 100
+        made.write(memoryview(buffer))
+        most = max(most, sum(stop - start for start, stop, _ in made._gathered))
+    assert 900 <= most <= 1100
+    made.commit()
+    assert (tmp_path / "x").read_bytes() == b"".join(bytes([i]) * 100 for i in range(50))
+    made.close()
+
+
+def test_more_parts_than_one_call_takes(tmp_path, written):
+    made = disk.Disk(tmp_path / "x")
+    for i in range(3000):
+        made.write(bytes([i % 256]) * 3)
+    made.commit()
+    assert (tmp_path / "x").read_bytes() == b"".join(bytes([i % 256]) * 3 for i in range(3000))
+    assert [count for _, count in written] == [3072, 3072, 2856]
+    made.close()
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_what_cannot_be_written_is_told_by_the_commit_and_leaves_nothing(tmp_path, monkeypatch, fails):
+    made = gathering(tmp_path / "x")
+    made.seek(500)
+    made.write(b"e" * 100)
+    real, calls = os.pwritev, []
+
+    def pwritev(fd: int, parts: list[memoryview], at: int) -> int:
+        calls.append(at)
+        if len(calls) > fails:
+            raise OSError(28, "No space left on device")
+        return real(fd, parts, at)
+
+    monkeypatch.setattr(disk.os, "pwritev", pwritev)
+    with pytest.raises(OSError, match="No space"):
+        made.commit()
+    assert len(calls) == fails + 1, "nothing is written after the first failure"
+    made.rollback()
+    monkeypatch.setattr(disk.os, "pwritev", real)
+    made.seek(100)
+    made.write(b"f" * 10)
+    made.commit()
+    assert (tmp_path / "x").read_bytes() == bytes(100) + b"f" * 10
+    made.close()

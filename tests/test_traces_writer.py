@@ -244,7 +244,7 @@ def test_one_row_of_one_layer_is_read_cheaply(tmp_path):
     trace = TraceReader(tmp_path / "t.h5")
     with h5py.File(tmp_path / "t.h5") as file:
         data = file["states/0000/layers.003.window_kv"]
-        assert data.chunks == (256, 512), "one row reads one chunk of 256 KiB, a layer reads itself once"
+        assert data.chunks == (1024, 512), "one row reads one chunk of 1 MiB, a layer reads itself once"
     start = time.perf_counter()
     row = trace.state(0, "layers.3.window_kv", slice(4095, 4096))
     assert time.perf_counter() - start < 0.2

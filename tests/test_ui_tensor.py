@@ -100,9 +100,9 @@ def test_no_more_of_the_file_is_read_than_is_shown(large):
     tensor_chart(trace, 1, "attn_out", 0, head=1, position=3000)
     before = read_bytes()
     tensor_chart(trace, 1, "attn_out", 0, head=1, position=3000)
-    # 32 rows of each side lie in at most two chunks of 256 KiB; the rest is positions, runs and the file's own tables.
+    # 32 rows of each side lie in a chunk of 1 MiB, at most two; the rest is positions, runs and the file's own tables.
     state = large.stat().st_size
-    assert read_bytes() - before < 0.15 * state
+    assert read_bytes() - before < 0.2 * state
     before = read_bytes()
     trace.state(0, "layers.0.attn_out")
     assert read_bytes() - before > 0.5 * state, "the measure sees a whole state that is read"

@@ -13,6 +13,7 @@ from replayscope.traces.fletcher import fletcher32
 from replayscope.traces.safe import bomb
 
 CHUNK_BYTES = 256 * 1024  # large enough to stream, small enough that one row of one layer is read cheaply
+STATE_CHUNK_BYTES = 1 << 20  # of raw states: most layers are one chunk then, which needs no index
 
 
 def put(
@@ -26,7 +27,7 @@ def put(
     values = _numbers(name, values)
     if values.size == 0:
         return group.create_dataset(name, data=values).id
-    chunk = chunk or _chunk(values)
+    chunk = chunk or _chunk(values, CHUNK_BYTES)
     chunk = tuple(min(want, have) for want, have in zip(chunk, values.shape, strict=True))
     if compression is None:
         made = _create(group, name, values, chunk)
@@ -48,16 +49,17 @@ def put_straight(disk: Disk, group: h5py.Group, name: str, values: np.ndarray) -
     values = _numbers(name, values)
     if values.size == 0:
         return put(group, name, values)
-    chunk = _chunk(values)
+    chunk = _chunk(values, STATE_CHUNK_BYTES)
+    sums = fletcher32(values, chunk[0] * values[:1].nbytes)
     made = _create(group, name, values, chunk)
     origin = (0,) * (values.ndim - 1)
-    for first in range(0, len(values), chunk[0]):
+    for first, checksum in zip(range(0, len(values), chunk[0]), sums, strict=True):
         part = values[first : first + chunk[0]]
         if len(part) < chunk[0]:
             # The file holds whole chunks.
             part = np.concatenate((part, np.zeros((chunk[0] - len(part), *part.shape[1:]), part.dtype)))
         where, held = (first, *origin), _blank(part.nbytes + 4)
-        disk.put((_bytes(part), fletcher32(part)), lambda at=where, held=held: made.write_direct_chunk(at, held))
+        disk.put((_bytes(part), checksum), lambda at=where, held=held: made.write_direct_chunk(at, held))
     return made
 
 
@@ -85,9 +87,9 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values)
 
 
-def _chunk(values: np.ndarray) -> tuple[int, ...]:
+def _chunk(values: np.ndarray, size: int) -> tuple[int, ...]:
     """Whole rows, so many that the chunks are of one size: the last one is stored as large as the others."""
-    most = max(1, CHUNK_BYTES // max(1, values[:1].nbytes))
+    most = max(1, size // max(1, values[:1].nbytes))
     count = -(-len(values) // most)
     return -(-len(values) // count), *values.shape[1:]
 

@@ -1,15 +1,19 @@
 """The file below HDF5: what is recorded reaches it in steps that a kill cannot tear.
 
 HDF5 overwrites its own metadata in place, so a process killed inside a flush leaves a file that cannot be opened. Here
-bytes behind the last commit go to the file at once, where nothing refers to them yet, and bytes that overwrite
+bytes behind the last commit go to the file, where nothing refers to them yet, and bytes that overwrite
 committed ones wait in memory. A commit writes those behind the end first (the journal), then in place, then cuts the
 journal off. Whoever finds a whole journal carries it out again; a torn one is ignored: nothing in front of it changed.
+
+HDF5 writes a few hundred bytes at a time. They are gathered and written together: a call to the system for each costs
+more than the writing, most of all where other threads wait for Python's lock before and after it.
 """
 
 import ctypes
 import os
 import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +24,8 @@ _PAGE = 4096
 _MAGIC = b"RSjournl"
 _FOOTER = struct.Struct("<QQI8s")  # where the journal starts, bytes of its pages, their CRC-32, magic
 _ENTRY = struct.Struct("<Q")  # where a page belongs; its bytes follow
+_MOST_PARTS = 1024  # of one call: IOV_MAX of Linux, macOS and the BSDs
+_COPIES = 8 << 20  # bytes of HDF5's own that may wait to be written
 _AHEAD = 1 << 20  # committed bytes from which on it is worth asking the system to begin writing them
 
 
@@ -43,6 +49,8 @@ class Disk:
             os.close(self._fd)
             raise
         self._pages: dict[int, bytearray] = {}
+        self._gathered: list[tuple[int, int, Sequence[bytes | memoryview]]] = []  # (start, stop, bytes), by start
+        self._copied = 0  # bytes of them that nobody else holds
         self._instead: Sequence[bytes | memoryview] | None = None
         self.error: OSError | None = None
         self._begun = self.committed  # in front of this the system was asked to write to the disk
@@ -57,6 +65,8 @@ class Disk:
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer from the current place; what was never written reads as zeros."""
         count, at = len(buffer), self._at
+        if at + count > self.committed:
+            self._flush()
         found = os.preadv(self._fd, [buffer], at)
         buffer[found:] = bytes(count - found)
         for page in range(at // _PAGE, (at + count - 1) // _PAGE + 1) if self._pages else ():
@@ -74,24 +84,25 @@ class Disk:
 
     def write(self, data: bytes | memoryview) -> int:
         """Once a write has failed the rest is dropped: HDF5 must be able to close what will be rolled back."""
-        parts, self._instead = self._instead or (memoryview(data).cast("B"),), None
+        parts, self._instead = self._instead, None
+        if parts is None:
+            parts = (bytes(data),)  # HDF5 uses the memory again
+            self._copied += len(parts[0])
         count, at = sum(map(len, parts)), self._at
         if self.error is None:
-            try:
-                if at >= self.committed:
-                    _write(self._fd, parts, at)
-                else:
-                    whole, below = memoryview(b"".join(parts)), self.committed - at
-                    self._hold(at, whole[:below])
-                    _write(self._fd, (whole[below:],), at + below)
-            except OSError as error:
-                self.error = error
+            if (below := self.committed - at) > 0:
+                whole = memoryview(b"".join(parts))
+                self._hold(at, whole[:below])
+                parts = (whole[below:],)
+            if count > below:
+                self._gather(max(at, self.committed), parts)
         self._at += count
         self.size = max(self.size, self._at)
         return count
 
     def put(self, parts: Sequence[bytes | memoryview], ask: Callable[[], None]) -> None:
-        """Write `parts` where HDF5, asked to, writes as many bytes; those are not looked at."""
+        """Write `parts` where HDF5, asked to, writes as many bytes; those are not looked at. `parts` must not change
+        before the commit."""
         self._instead = parts
         ask()
         if self._instead is not None:
@@ -112,6 +123,7 @@ class Disk:
 
     def commit(self) -> None:
         """Make everything written so far the content of the file. Raises OSError, and then nothing of it is."""
+        self._flush()
         if self.error is not None:
             raise self.error
         pages = b"".join(_ENTRY.pack(page * _PAGE) + held for page, held in sorted(self._pages.items()))
@@ -133,6 +145,7 @@ class Disk:
     def rollback(self) -> None:
         """Forget everything since the last commit."""
         self._pages.clear()
+        self._forget()
         self.error, self.size = None, self.committed
         os.ftruncate(self._fd, self.committed)
 
@@ -142,6 +155,38 @@ class Disk:
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _gather(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
+        """Note what is to be written. Nothing overlaps in the list, so that it can be written in any order."""
+        stop = start + sum(map(len, parts))
+        after = bisect_left(self._gathered, (start,))
+        if (after and self._gathered[after - 1][1] > start) or (
+            after < len(self._gathered) and self._gathered[after][0] < stop
+        ):
+            self._flush()
+            after = 0
+        self._gathered.insert(after, (start, stop, parts))
+        if self._copied > _COPIES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what was gathered. Once that has failed nothing more is written."""
+        runs: list[tuple[int, list[bytes | memoryview]]] = []
+        end = -1
+        for start, stop, parts in self._gathered:
+            if start != end:
+                runs.append((start, []))
+            runs[-1][1].extend(parts)
+            end = stop
+        self._forget()
+        try:
+            for start, parts in runs if self.error is None else ():
+                _write(self._fd, parts, start)
+        except OSError as error:
+            self.error = error
+
+    def _forget(self) -> None:
+        self._gathered, self._copied = [], 0
 
     def _hold(self, at: int, data: memoryview) -> None:
         while len(data):
@@ -260,7 +305,7 @@ _sync_file_range = _find_sync_file_range()
 def _write(fd: int, parts: Sequence[bytes | memoryview], at: int) -> None:
     rest = [memoryview(part) for part in parts if len(part)]
     while rest:
-        count = os.pwritev(fd, rest, at)
+        count = os.pwritev(fd, rest[:_MOST_PARTS], at)
         at += count
         while rest and count >= len(rest[0]):
             count -= len(rest.pop(0))

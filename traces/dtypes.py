@@ -1,8 +1,7 @@
 """Dtypes that numpy lacks, kept bit by bit.
 
-bf16, fp8, fp4 and bool values lie in the file as unsigned views with the attributes `logical_dtype` and
-`encoding='bitview'`. float32 holds each of the small floats exactly, so decoding loses nothing but the payload of a
-NaN.
+bf16, fp8, fp4 and bool values lie in the file as unsigned views with the attribute `logical_dtype`. float32 holds each
+of the small floats exactly, so decoding loses nothing but the payload of a NaN.
 """
 
 import numpy as np

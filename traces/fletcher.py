@@ -13,27 +13,34 @@ _COLUMNS = 1024  # words of a row: the sums of rows and of columns then take the
 _COLUMN = np.arange(_COLUMNS)
 
 
-def fletcher32(data: np.ndarray) -> bytes:
-    """The four bytes that HDF5 stores behind a chunk that holds `data`, a contiguous array of any shape and dtype."""
+def fletcher32(data: np.ndarray, size: int) -> list[bytes]:
+    """The four bytes that HDF5 stores behind each chunk of `size` bytes that holds a part of `data`, a contiguous array
+    of any shape and dtype; the rest of the last chunk is zeros."""
     data = data.reshape(-1).view(np.uint8)
-    n = -(-data.size // 2)
-    whole = data.size - data.size % (2 * _COLUMNS)
-    s1, ahead = _sums(data[:whole])
-    if whole < data.size:
-        last = np.zeros(2 * _COLUMNS, np.uint8)
-        last[: data.size - whole] = data[whole:]
-        more, beyond = _sums(last)
-        s1, ahead = s1 + more, ahead + beyond + whole // 2 * more
+    full, last = divmod(data.size, size)
+    sums = _sums(data[: full * size].reshape(full, size)) if full else []
+    if last:
+        sums += _sums(data[full * size :].reshape(1, last))
+    n = -(-size // 2)
     # Its running sums are folded into 16 bits; only words that are all 0 give 0, otherwise 65535 stands for it.
-    high, low = ((256 * s % _MODULUS or _MODULUS) if s1 else 0 for s in (n * s1 - ahead, s1))
-    return (high << 16 | low).to_bytes(4, "little")
+    folded = (((256 * s % _MODULUS or _MODULUS) if s1 else 0 for s in (n * s1 - ahead, s1)) for s1, ahead in sums)
+    return [(high << 16 | low).to_bytes(4, "little") for high, low in folded]
 
 
-def _sums(data: np.ndarray) -> tuple[int, int]:
-    """Σ w[i] and Σ i·w[i] (modulo 65535) of whole rows of words; exact for the 4 GB that a chunk may have."""
-    words = data.view("<u2").reshape(-1, _COLUMNS)
-    rows = np.add.reduce(words, 1, np.uint32)
+def _sums(chunks: np.ndarray) -> list[tuple[int, int]]:
+    """Σ w[i] and Σ i·w[i] of each row of bytes; exact for the 4 GB that a chunk may have, the second modulo 65535."""
+    count, size = chunks.shape
+    if rest := size % (2 * _COLUMNS):
+        padded = np.zeros((count, 2 * _COLUMNS), np.uint8)
+        padded[:, :rest] = chunks[:, size - rest :]
+        ends, chunks = _sums(padded), chunks[:, : size - rest]
+        before = chunks.shape[1] // 2
+        starts = _sums(chunks) if before else [(0, 0)] * count
+        return [(s + e, i + j + before * e) for (s, i), (e, j) in zip(starts, ends, strict=True)]
+    words = chunks.view("<u2").reshape(count, -1, _COLUMNS)
+    rows = np.add.reduce(words, 2, np.uint32).astype(np.int64)
     # Sums of 65536 words fit 32 bits, which takes half as long as 64.
-    columns = np.add.reduce(words, 0, np.uint32 if len(words) <= 1 << 16 else np.uint64).astype(np.int64)
-    starts = np.arange(0, len(words) * _COLUMNS, _COLUMNS) % _MODULUS
-    return int(np.add.reduce(rows, 0, np.int64)), int(starts @ rows.astype(np.int64)) + int(_COLUMN @ columns)
+    columns = np.add.reduce(words, 1, np.uint32 if words.shape[1] <= 1 << 16 else np.uint64).astype(np.int64)
+    starts = np.arange(0, words.shape[1] * _COLUMNS, _COLUMNS) % _MODULUS
+    ahead = rows @ starts + columns @ _COLUMN
+    return list(zip(rows.sum(1).tolist(), ahead.tolist(), strict=True))

@@ -15,9 +15,10 @@ from replayscope.traces.writer import TraceWriter
 
 PENDING = 64 << 20  # bytes that may wait: a few layers of states
 
-# Records that are committed at once. A commit takes as long as writing a megabyte, so that states are given a moment
-# (in seconds) to gather, unless so many or so many bytes of them wait, or a caller does.
-_TOGETHER, _ENOUGH, _MOMENT = 64, 8 << 20, 0.5
+# Records that are committed at once. A commit takes as long as writing a megabyte, and as long as HDF5 is at work no
+# other thread has Python's lock: many short stretches of it hold computing up more than few long ones. So states are
+# given a moment (in seconds) to gather, unless so many or so many bytes of them wait, or a caller does.
+_TOGETHER, _ENOUGH, _MOMENT = 256, 24 << 20, 0.5
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class QueuedWriter:
 
     def header(self, *, config: Mapping[str, Any], provenance: Mapping[str, Any], tokens: Tokens) -> None:
         """As TraceWriter.header."""
-        self._put(lambda: self.writer.header(config=config, provenance=provenance, tokens=tokens), 0)
+        self._put(lambda: self.writer.header(config=config, provenance=provenance, tokens=tokens), 0, True)
 
     def runs(self, runs: Sequence[RunInfo]) -> None:
         """As TraceWriter.runs."""
-        self._put(lambda: self.writer.runs(runs), 0)
+        self._put(lambda: self.writer.runs(runs), 0, True)
 
     def table(self, reference: str, point: str, table: Table) -> None:
         """As TraceWriter.table."""
@@ -143,14 +144,7 @@ class QueuedWriter:
             raise self._error
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended or self._waiting)
-                if not self._waiting:
-                    return
-                self._changed.wait_for(self._worth_it, _MOMENT)
-                calls = list(islice(takewhile(lambda call: call.record, self._waiting), _TOGETHER))
-                calls = calls or [self._waiting[0]]
+        while calls := self._next():
             try:
                 self._write(calls)
             except BaseException as error:
@@ -165,6 +159,14 @@ class QueuedWriter:
                     self._changed.notify_all()
                 # Their memory is free for the next states now, not when the next commit begins.
                 calls.clear()
+
+    def _next(self) -> list[_Call]:
+        """The calls to make at once, or none when all is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._waiting)
+            self._changed.wait_for(lambda: self._worth_it() or not self._waiting, _MOMENT)
+            records = list(islice(takewhile(lambda call: call.record, self._waiting), _TOGETHER))
+            return records or list(islice(self._waiting, 1))
 
     def _worth_it(self) -> bool:
         gathering = all(call.record for call in self._waiting) and len(self._waiting) < _TOGETHER

@@ -17,6 +17,7 @@ from replayscope.traces.schema import (
     LOST,
     PER_THRESHOLD,
     POINTS,
+    POSITIONS,
     THRESHOLDS,
     Cast,
     RowTable,
@@ -24,6 +25,7 @@ from replayscope.traces.schema import (
     State,
     Table,
     Tokens,
+    is_positions,
     natural_key,
     natural_name,
     stored_name,
@@ -47,6 +49,11 @@ class TraceReader:
     def complete(self) -> bool:
         """False while the writer is at work and for ever if it was stopped."""
         return self._cached("complete", lambda file: safe.attribute(file, "complete") == 1)
+
+    @property
+    def schema_version(self) -> int:
+        """Version of the format that the file is written in."""
+        return self._cached("schema_version", lambda file: int(safe.attribute(file, "schema_version") or 0))
 
     @property
     def records(self) -> int:
@@ -112,20 +119,22 @@ class TraceReader:
                 if not run.isdecimal():
                     raise TraceFormatError(f"{self.path}: /states/{run} is not the number of a run")
                 stored = safe.names(safe.subgroup(safe.subgroup(file, "states"), run))
-                found += [(int(run), natural_name(name)) for name in stored if not name.endswith(".positions")]
+                found += [(int(run), natural_name(name)) for name in stored if not is_positions(name)]
             return sorted(found, key=lambda item: (item[0], natural_key(item[1])))
 
     def positions(self, run: int, name: str) -> np.ndarray:
         """Positions of the stored rows of one hook point in one run, without its values."""
         with safe.open_trace(self.path) as file:
-            return safe.dataset(self._stored(file, run, name), stored_name(name) + ".positions")[:]
+            return _positions(self._stored(file, run, name), name)[:]
 
     def state(self, run: int, name: str, rows: slice = slice(None)) -> State:
         """Raw values of one hook point in one run; `rows` selects stored rows, and only those are read."""
         with safe.open_trace(self.path) as file:
             group, stored = self._stored(file, run, name), stored_name(name)
-            data, positions = safe.dataset(group, stored), safe.dataset(group, stored + ".positions")
+            data, positions = safe.dataset(group, stored), _positions(group, name)
             logical = safe.attribute(data, "logical_dtype")
+            if logical is None and data.dtype.kind != "u":
+                logical = data.dtype.name
             if not isinstance(logical, str):
                 raise TraceFormatError(f"{self.path}: {data.name} has no logical_dtype")
             if data.dtype != storage_dtype(logical) or positions.shape != data.shape[:1]:
@@ -137,7 +146,7 @@ class TraceReader:
         """The states of a run, among which is the one named."""
         group = _find(file, "states", f"{run:04d}")
         if stored_name(name) not in group:
-            have = sorted((natural_name(n) for n in safe.names(group) if not n.endswith(".positions")), key=natural_key)
+            have = sorted((natural_name(n) for n in safe.names(group) if not is_positions(n)), key=natural_key)
             raise TraceError(f"run {run} of {self.path} stores no {name}; it stores {', '.join(have)}")
         return group
 
@@ -201,6 +210,12 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return info.st_mtime_ns, info.st_size
+
+
+def _positions(group: h5py.Group, name: str) -> h5py.Dataset:
+    """Those of the state's own rows, or those of the run."""
+    own = f"{stored_name(name)}.{POSITIONS}"
+    return safe.dataset(group, own if own in group else POSITIONS)
 
 
 def _cast(data: h5py.Dataset) -> Cast | None:

@@ -13,7 +13,7 @@ import numpy as np
 from replayscope.traces.errors import TraceError, TraceFormatError
 
 FORMAT = "replayscope-trace"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Row errors are filed under these relative L2 values, so that a bound chosen later still finds a first position.
 THRESHOLDS = tuple(float(f"1e{e}") for e in range(-15, 2))
@@ -226,6 +226,8 @@ def relative_l2(
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _SAFE = re.compile(r"^[A-Za-z0-9_:@+-][A-Za-z0-9_.:@+-]{0,199}$")
 
+POSITIONS = "positions"
+
 
 def check_name(name: str) -> str:
     """The name, if it can be one link in the file. Raises TraceError otherwise: HDF5 reads '/' and '.' as paths."""
@@ -238,6 +240,11 @@ def check_name(name: str) -> str:
 def stored_name(name: str) -> str:
     """'layers.5.window_kv' -> 'layers.005.window_kv', so that names sort by layer inside the file."""
     return _LAYER.sub(lambda m: f"layers.{int(m[1]):03d}.", check_name(name))
+
+
+def is_positions(name: str) -> bool:
+    """Whether a dataset beside the states of a run says the positions of their rows."""
+    return name == POSITIONS or name.endswith("." + POSITIONS)
 
 
 def natural_name(name: str) -> str:

@@ -16,13 +16,14 @@ import numpy as np
 
 from replayscope.traces.datasets import CHUNK_BYTES, put, put_attribute, put_json, put_straight, put_text
 from replayscope.traces.disk import Disk, refuse_if_locked
-from replayscope.traces.dtypes import BITVIEWS, storage_dtype
+from replayscope.traces.dtypes import storage_dtype
 from replayscope.traces.errors import TraceError, TraceExistsError
 from replayscope.traces.schema import (
     FORMAT,
     KINDS,
     LOST,
     PER_THRESHOLD,
+    POSITIONS,
     SCHEMA_VERSION,
     THRESHOLDS,
     Cast,
@@ -30,6 +31,7 @@ from replayscope.traces.schema import (
     Table,
     Tokens,
     check_name,
+    is_positions,
     relative_l2,
     stored_name,
 )
@@ -70,7 +72,7 @@ class TraceWriter:
         self._disk: Disk | None = None
         self._batch: h5py.File | None = None
         self._groups: dict[int, h5py.Group] = {}  # of the states, while the file is open
-        self._positions: dict[tuple[int, bytes], str] = {}
+        self._positions: dict[int, dict[bytes, str]] = {}  # of each run, under which name which positions are stored
         self.resume, self._kept = False, set[str]()
         self._records = 0
         self._n_runs: int | None = None
@@ -95,6 +97,7 @@ class TraceWriter:
                     self._records = int(np.asarray(file.attrs["records"]))
                     self._n_runs = len(json.loads(runs[()].tobytes()))
                     file.visit(self._kept.add)
+                    file.attrs["schema_version"] = SCHEMA_VERSION
                 return self
             self.partial.unlink(missing_ok=True)
             self._disk = Disk(self.partial)
@@ -212,7 +215,8 @@ class TraceWriter:
             raise ValueError(f"{name}: positions {positions.shape} do not fit values {array.shape}")
         if self._n_runs is None or not 0 <= run < self._n_runs:
             raise ValueError(f"{name}: no run {run} among {self._n_runs}")
-        stored = stored_name(name)
+        if is_positions(stored := stored_name(name)):
+            raise ValueError(f"{name!r} is a name for positions")
         if f"states/{run:04d}/{stored}" in self._kept:
             return
         self._check_room(self._open().size + array.nbytes if self._compression is None else 0)
@@ -224,22 +228,26 @@ class TraceWriter:
                 data = put_straight(self._open(), group, stored, array)
             else:
                 data = put(group, stored, array, compression=self._compression)
-            put_attribute(data, "logical_dtype", logical_dtype)
-            put_attribute(data, "encoding", "bitview" if logical_dtype in BITVIEWS else "native")
+            if array.dtype.kind == "u":
+                put_attribute(data, "logical_dtype", logical_dtype)
             if cast is not None:
                 put_attribute(data, "model_dtype", cast.source)
                 for lost in LOST:
                     put_attribute(data, lost, getattr(cast, lost))
-            self._put_positions(run, stored + ".positions", positions)
+            self._put_positions(run, stored, positions)
 
     def _put_positions(self, run: int, name: str, positions: np.ndarray) -> None:
-        """Most states of a run have the same rows: they are stored once, under several names."""
-        group, key = self._groups[run], (run, positions.tobytes())
-        if key in self._positions:
-            group.id.links.create_hard(name.encode(), group.id, self._positions[key].encode())
-        else:
-            put(group, name, positions)
-            self._positions[key] = name
+        """Most states of a run have the same rows: those of the first are the run's, others have a name of their own,
+        and are stored once under all their names."""
+        group, rows, own = self._groups[run], positions.tobytes(), f"{name}.{POSITIONS}"
+        known = self._positions.setdefault(run, {})
+        if not known and POSITIONS in group:
+            known[np.asarray(group[POSITIONS]).tobytes()] = POSITIONS
+        if rows not in known:
+            known[rows] = own if known else POSITIONS
+            put(group, known[rows], positions)
+        elif known[rows] != POSITIONS:
+            group.id.links.create_hard(own.encode(), group.id, known[rows].encode())
 
     def text(self, name: str, text: str) -> None:
         """A named text, such as a greedy continuation."""
@@ -286,13 +294,13 @@ class TraceWriter:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """The records of this block are in the file when it ends, or none of them: that is quicker than one by one."""
-        before = self._records
+        before = self._records, self._n_runs
         try:
             with self._one_line(), self._commit() as self._batch:
                 yield
                 self._batch.attrs["records"] = self._records
         except BaseException:
-            self._records = before
+            self._records, self._n_runs = before
             raise
         finally:
             self._batch = None
