@@ -224,6 +224,27 @@ def test_states_that_wait_are_committed_together(tmp_path, monkeypatch):
     assert trace.sizes()["states"] < trace.path.stat().st_size
 
 
+def test_a_short_recording_is_two_commits_of_which_the_last_says_that_it_is_whole(tmp_path, monkeypatch):
+    """And one that says so is not taken back by a state that does not go with it."""
+    commits = []
+    commit = disk.Disk.commit
+    monkeypatch.setattr(disk.Disk, "commit", lambda self: commits.append(1) or commit(self))
+    with QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
+        begin(out)
+        for layer in range(3):
+            state(out, layer)
+    assert len(commits) == 2, "the empty trace, and all that it holds"
+    trace = TraceReader(tmp_path / "t.h5")
+    assert trace.complete and trace.records == 5 and trace.verify() == []
+    inner = TraceWriter(tmp_path / "u.h5")
+    with pytest.raises(ValueError, match="do not fit"), QueuedWriter(inner) as out, held(out):
+        begin(out)
+        state(out, 0)
+        out.state(0, "embed", np.arange(3), STATE, "float32")
+    trace = TraceReader(inner.partial)
+    assert not trace.complete and trace.records == 3 and len(trace.states()) == 1
+
+
 @pytest.mark.parametrize("moment", [0.05, 1e6])
 def test_states_gather_for_a_moment_and_no_longer(tmp_path, monkeypatch, moment):
     """They come one by one, with time between them in which each could have been committed by itself."""

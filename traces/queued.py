@@ -66,6 +66,7 @@ class QueuedWriter:
     ) -> None:
         try:
             if error is None:
+                self._put(self.writer.last, 0, True)
                 self.flush()
                 self._put(lambda: self.writer.__exit__(None, None, None), 0)
                 self.flush()

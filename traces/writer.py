@@ -75,6 +75,7 @@ class TraceWriter:
         self._positions: dict[int, dict[bytes, str]] = {}  # of each run, under which name which positions are stored
         self.resume, self._kept = False, set[str]()
         self._records = 0
+        self._complete = False
         self._n_runs: int | None = None
         if not self.path.name:
             raise TraceError(f"{str(path)!r} is no file name for a trace")
@@ -122,13 +123,21 @@ class TraceWriter:
             error.add_note(note)
             log.warning("%s", note)
 
-    def _finish(self) -> None:
-        """Say that the trace is complete, sync it and give it its final name."""
+    def last(self) -> None:
+        """Say that the trace is complete: nothing is recorded after it. Leaving the `with` block does it too, in a commit
+        of its own."""
         if self._n_runs is None:
             raise TraceError(f"nothing was recorded; the empty trace is left at {self.partial}")
+        held = self._commit() if self._batch is None else contextlib.nullcontext(self._batch)
+        with self._one_line(), held as file:
+            file.attrs["complete"] = 1
+        self._complete = True
+
+    def _finish(self) -> None:
+        """Sync the trace and give it its final name."""
         with self._one_line():
-            with self._commit() as file:
-                file.attrs["complete"] = 1
+            if not self._complete:
+                self.last()
             self._open().sync()
             os.replace(self.partial, self.path)
             _sync(self.path.parent)
@@ -294,13 +303,13 @@ class TraceWriter:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """The records of this block are in the file when it ends, or none of them: that is quicker than one by one."""
-        before = self._records, self._n_runs
+        before = self._records, self._n_runs, self._complete
         try:
             with self._one_line(), self._commit() as self._batch:
                 yield
                 self._batch.attrs["records"] = self._records
         except BaseException:
-            self._records, self._n_runs = before
+            self._records, self._n_runs, self._complete = before
             raise
         finally:
             self._batch = None
