@@ -124,8 +124,8 @@ class TraceWriter:
             log.warning("%s", note)
 
     def last(self) -> None:
-        """Say that the trace is complete: nothing is recorded after it. Leaving the `with` block does it too, in one more
-        commit."""
+        """Say that the trace is complete; nothing is recorded after it. Leaving the `with` block does it too, in one
+        more commit."""
         if self._n_runs is None:
             raise TraceError(f"nothing was recorded; the empty trace is left at {self.partial}")
         held = self._commit() if self._batch is None else contextlib.nullcontext(self._batch)
