@@ -41,9 +41,12 @@ def index_scores(
 
 
 def topk_entries(scores: Tensor, k: int, impl: str = "torch") -> tuple[Tensor, Tensor]:
-    """ids [rows, k] of the k best finite scores, ascending, then -1; margin [rows]: worst accepted - best rejected.
+    """ids [rows, k] of the k best scores above -inf, ascending, then -1; margin [rows]: worst accepted - best rejected.
 
-    Which of equal scores at the border are taken is left open: their margin is 0. impl as for ``index_scores``.
+    margin: inf where nothing above -inf was rejected. Which of equal scores at the border are taken is left open: their
+    margin is 0. NaN counts as the largest score, as in torch's sorts and in the dense pass: an entry that could not be
+    scored is attended, so that what is broken shows in all that follows instead of being dropped. The margin is NaN
+    where NaN stands at the border. impl as for ``index_scores``.
     """
     rows, entries = scores.shape
     if use_triton(impl, scores):

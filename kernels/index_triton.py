@@ -51,7 +51,8 @@ def _scores(
         weight_at = offset(of_row, weight_row) + offset(head, weight_head)
         weight = tl.load(weight_ptr + weight_at, mask=some, other=0.0).to(tl.float32)
         raw = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-        raw = tl.where(raw > 0.0, raw, 0.0) * weight[:, None]
+        # NaN is not below 0 and stays. A head that is not there is 0 by hand: its 0 times an infinite key is NaN.
+        raw = tl.where((raw <= 0.0) | ~some[:, None], 0.0, raw) * weight[:, None]
         total = tl.sum(tl.reshape(raw, [BLOCK_R, BLOCK_H, BLOCK_E]), 1)
         scores = tl.where(live, total, scores)
     out_at = offset(row, out_row)[:, None] + entry[None, :]
@@ -88,9 +89,10 @@ def index_scores(
 
 @triton.jit
 def _ordered(x):
-    """float32 as uint32 in the same order: -inf is the least, NaN with a clear sign the largest."""
-    bits = x.to(tl.uint32, bitcast=True)
-    return tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    """float32 as uint32 in the same order: -inf is the least, NaN of either sign the largest, and -0.0 is 0.0."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
+    key = tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    return tl.where(x != x, 0xFFFFFFFF, key)
 
 
 @triton.jit
@@ -101,10 +103,12 @@ def _select(
     scores = score_ptr + offset(row, score_row)
     bins = tl.arange(0, 512)
     count = 0
+    nans = 0
     for step in range(0, entries, BLOCK):
         at = step + tl.arange(0, BLOCK)
         x = tl.load(scores + offset(at, score_col), mask=at < entries, other=-float("inf"))
-        count += tl.sum((x > -float("inf")).to(tl.int32), 0)
+        count += tl.sum((x != -float("inf")).to(tl.int32), 0)
+        nans += tl.sum((x != x).to(tl.int32), 0)
     take = tl.minimum(count, k)
     # The take-th largest, eight bits at a time from the top; `need` is how many are still to be found below.
     need = take
@@ -116,7 +120,7 @@ def _select(
             at = step + tl.arange(0, BLOCK)
             x = tl.load(scores + offset(at, score_col), mask=at < entries, other=-float("inf"))
             key = _ordered(x)
-            alive = ((key & known) == found) & (x > -float("inf"))
+            alive = ((key & known) == found) & (x != -float("inf"))
             # What does not count falls into a bin of its own.
             histogram += tl.histogram(tl.where(alive, ((key >> (24 - 8 * turn)) & 255).to(tl.int32), 256), 512)
         histogram = tl.where(bins < 256, histogram, 0)
@@ -134,7 +138,7 @@ def _select(
         at = step + tl.arange(0, BLOCK)
         x = tl.load(scores + offset(at, score_col), mask=at < entries, other=-float("inf"))
         key = _ordered(x)
-        there = x > -float("inf")
+        there = x != -float("inf")
         tie = (there & (key == found)).to(tl.int32)
         rank = equal + tl.cumsum(tie, 0)
         chosen = there & ((key > found) | ((tie > 0) & (rank <= need)))
@@ -143,18 +147,21 @@ def _select(
         tl.store(id_ptr + offset(row, id_row) + place, at.to(tl.int64), mask=chosen)
         written += tl.sum(one, 0)
         equal += tl.sum(tie, 0)
-        last = tl.minimum(last, tl.min(tl.where(chosen, x, float("inf")), 0))
-        rejected = tl.maximum(rejected, tl.max(tl.where(there & ~chosen, x, -float("inf")), 0))
-    tl.store(margin_ptr + row, tl.where(count > k, last - rejected, float("inf")))
+        last = tl.minimum(last, tl.min(tl.where(chosen & (x == x), x, float("inf")), 0))
+        rejected = tl.maximum(rejected, tl.max(tl.where(there & ~chosen & (x == x), x, -float("inf")), 0))
+    # NaN is the largest: the worst that is accepted is NaN only where all are, and only then is one rejected.
+    margin = tl.where(nans >= k, float("nan"), last - rejected)
+    tl.store(margin_ptr + row, tl.where(count > k, margin, float("inf")))
 
 
 @on_its_device
 def topk_entries(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``index.topk_entries`` of float32 scores [rows, E]; of equal scores at the border the lowest entries."""
+    """``index.topk_entries`` of scores [rows, E]; of equal scores at the border, NaN or not, the lowest entries."""
     rows, entries = scores.shape
+    dtype, scores = scores.dtype, scores.float()
     ids = torch.full((rows, k), -1, dtype=torch.long, device=scores.device)
-    margin = torch.full((rows,), torch.inf, dtype=scores.dtype, device=scores.device)
+    margin = torch.full((rows,), torch.inf, device=scores.device)
     if rows and entries:
         block = min(_BLOCK, max(16, triton.next_power_of_2(entries)))
         _select[rows,](scores, ids, margin, *scores.stride(), ids.stride(0), entries, k, BLOCK=block, num_warps=4)
-    return ids, margin
+    return ids, margin.to(dtype)

@@ -50,7 +50,7 @@ def check_topk(scores: Tensor, k: int) -> None:
         if at[row] > 0:
             assert torch.equal(got[row], want[row]), f"row {row}: {got[row].tolist()} is not {want[row].tolist()}"
         taken, right = (scores[row][x[row][x[row] >= 0]].sort().values for x in (got, want))
-        assert torch.equal(taken, right), f"row {row} takes other scores"
+        assert torch.equal(taken.nan_to_num(9e9), right.nan_to_num(9e9)), f"row {row} takes other scores"
 
 
 @case("top-k with ties, infinities and nothing to take")
@@ -68,6 +68,60 @@ def _(device, dtype):
             check_topk(scores.to(device), k)
         check_topk(scores.to(device)[:, ::3], 4)
         check_topk(scores.to(device)[:, :0], 4)
+
+
+@case("index scores of NaN and infinite numbers")
+def _(device, dtype):
+    """A score that cannot be computed is NaN, in the row and for the entry where it is, and nowhere else."""
+    g = torch.Generator().manual_seed(8)
+    # Three heads: the tile has a fourth, which must not meet what is infinite.
+    q, keys = (torch.randn(*s, generator=g).to(device, dtype) for s in ((5, 3, 16), (6, 16)))
+    w, seen = torch.randn(5, 3, generator=g).to(device), torch.tensor([6, 6, 4, 6, 0], device=device)
+    q[1, 2, 3], q[3] = math.nan, math.nan
+    for key, value in ((2, math.nan), (5, math.nan), (2, math.inf), (2, -math.inf)):
+        some = keys.clone()
+        some[key, 7] = value
+        got, want = (index_scores(q, w, [some], seen, impl=impl) for impl in ("triton", "torch"))
+        same("scores", got, want, TOLERANCE["scores", dtype])
+        assert torch.isnan(got[1]).all() and torch.isnan(got[3]).all() and (got[4] == -math.inf).all()
+        if math.isnan(value):
+            # The third row sees four entries.
+            assert torch.isnan(got[0]).nonzero()[:, 0].tolist() == [key]
+            assert torch.isnan(got[2]).nonzero()[:, 0].tolist() == ([key] if key < 4 else [])
+        check_topk(want, 2)
+
+
+@case("top-k with NaN")
+def _(device, dtype):
+    """NaN counts as the largest score and is taken; the margin says so where it stands at the border."""
+    nan, inf = math.nan, math.inf
+    scores = torch.full((7, 40), -inf)
+    scores[:, :5] = torch.tensor([1.0, 5.0, 3.0, 2.0, 4.0])
+    scores[0, 2], scores[1, 1:3], scores[2, 1:4] = nan, nan, nan
+    scores[3], scores[5, 4] = nan, -nan
+    scores[4, :5] = torch.tensor([inf, nan, inf, 2.0, -inf])
+    scores[6, 2:] = -inf
+    scores[6, 0] = nan
+    with patch("replayscope.kernels.index_triton._BLOCK", 16):
+        ids, margin = topk_entries(scores.to(device), 2, impl="triton")
+        for k in (1, 2, 3, 5, 50):
+            check_topk(scores.to(device), k)
+    assert ids.tolist() == [[1, 2], [1, 2], [1, 2], [0, 1], [0, 1], [1, 4], [0, 1]]
+    assert margin[[0, 5, 6]].tolist() == [1.0, 2.0, inf] and torch.isnan(margin[1:5]).all()
+
+
+@case("top-k of equal zeros of either sign")
+def _(device, dtype):
+    scores = torch.tensor([[-1.0, -0.0, 0.0, -0.0, 0.0]], device=device)
+    ids, margin = topk_entries(scores, 2, impl="triton")
+    assert ids.tolist() == [[1, 2]] and margin.tolist() == [0.0]
+
+
+@case("top-k of 16-bit scores")
+def _(device, dtype):
+    g = torch.Generator().manual_seed(9)
+    for short in (torch.bfloat16, torch.float16):
+        check_topk(torch.randn(4, 40, generator=g).to(device, short), 3)
 
 
 @case("compressor")
