@@ -1,6 +1,7 @@
 """Hugging Face models beside nnsight and transformer_lens, where they are installed: `python benchmarks/hf_tools.py`.
 
-Prints one JSON object a line, as run.py does. Both cases run on one random Gemma 2 of middling size, which all can run.
+Prints one JSON object a line, as run.py does. Both cases run on a random Gemma 2, which all can run: `hf-record` on one
+of the size of GPT-2, `hf-sweep` on a smaller one, since the obvious loop takes long.
 """
 
 import argparse
@@ -41,12 +42,13 @@ CUTS = tuple(range(64, 64 + 64 * 10, 10))
 ROUNDING = 1e-4
 
 
-def model() -> HFModel:
+def model(layers: int = LAYERS, width: int = 256) -> HFModel:
     """The same random weights every time."""
     torch.manual_seed(0)
-    config = transformers.Gemma2Config(vocab_size=VOCAB, hidden_size=256, num_hidden_layers=LAYERS, head_dim=64,
-                                       num_attention_heads=4, num_key_value_heads=2, intermediate_size=512,
-                                       sliding_window=W, max_position_embeddings=1024)  # fmt: skip
+    config = transformers.Gemma2Config(vocab_size=VOCAB, hidden_size=width, num_hidden_layers=layers, head_dim=64,
+                                       num_attention_heads=width // 64, num_key_value_heads=2,
+                                       intermediate_size=2 * width, sliding_window=W,
+                                       max_position_embeddings=1024)  # fmt: skip
     module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     return placed(module, map_config(config), torch.float32)
 
@@ -57,7 +59,8 @@ def prompt() -> Tensor:
 
 def record(device: torch.device) -> Contest:
     """Every layer's hidden states of one prefill, on disk and synced."""
-    ours, ids = model(), prompt()
+    size = (12, 768)
+    ours, ids = model(*size), prompt()
     held = tempfile.TemporaryDirectory(prefix="replayscope-bench-")
     folder = Path(held.name)
     kept: dict[str, list[Tensor]] = {}
@@ -90,15 +93,15 @@ def record(device: torch.device) -> Contest:
     variants: dict[str, Callable[[], object]] = {"replayscope": replayscope}
     # Each has a model of its own, with the same weights: the others wrap its modules and leave them so.
     if find_spec("nnsight"):
-        variants["nnsight"] = _nnsight(model(), ids, save)
+        variants["nnsight"] = _nnsight(model(*size), ids, save)
     if find_spec("transformer_lens"):
-        variants["transformer_lens"] = _transformer_lens(model(), ids, save)
+        variants["transformer_lens"] = _transformer_lens(model(*size), ids, save)
 
     def check() -> None:
         for call in variants.values():
             call()
         for name, states in kept.items():
-            assert len(states) == LAYERS, f"{name} has {len(states)} of {LAYERS} layers"
+            assert len(states) == size[0], f"{name} has {len(states)} of {size[0]} layers"
             for mine, other in zip(kept["replayscope"], states, strict=True):
                 off = float((mine - other.reshape(mine.shape)).abs().max() / mine.abs().max())
                 assert off < ROUNDING, f"{name} is off by {off:.0e}"
@@ -123,7 +126,7 @@ def _transformer_lens(ours: HFModel, ids: Tensor, save: Any) -> Any:
     bridge = bridges.TransformerBridge.boot_transformers(
         _folder(ours), hf_model=ours.module, device="cpu", dtype=torch.float32
     )
-    names = [f"blocks.{l}.hook_out" for l in range(LAYERS)]
+    names = [f"blocks.{l}.hook_out" for l in range(ours.config.num_hidden_layers)]
 
     def call() -> None:
         with torch.no_grad():
