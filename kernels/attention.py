@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from replayscope.kernels.impl import use_triton
+from replayscope.kernels.impl import expect, use_triton
 from replayscope.kernels.packed import EntryRows, WindowRows
 
 
@@ -24,12 +24,22 @@ def packed_attention(
     impl: ``torch``, ``triton`` (fp32 sums; no float64) or ``auto``. Raises ValueError for shapes or dtypes that do not
     go together, and for an impl that cannot run.
     """
+    expect("q", q, ("rows", "heads", "D"))
     count, heads, head_dim = q.shape
-    for name, pool in (("window_kv", window_kv), ("global_kv", global_kv)):
-        if pool is not None and (pool.dim() != 2 or pool.shape[1] != head_dim or pool.dtype != q.dtype):
-            raise ValueError(f"{name} must be [slots, {head_dim}] {q.dtype}, not {list(pool.shape)} {pool.dtype}")
-    if sink.shape != (heads,) or rows.position.shape != (count,):
-        raise ValueError(f"{count} rows of {heads} heads: got sink {list(sink.shape)} for {len(rows.position)} rows")
+    expect("window_kv", window_kv, ("slots", head_dim), q.dtype)
+    if window < 1:
+        raise ValueError(f"window must be at least 1, the row itself, not {window}")
+    if count and not len(window_kv):
+        raise ValueError(f"window_kv must have slots for the keys of {count} rows, not {list(window_kv.shape)}")
+    if global_kv is not None:
+        expect("global_kv", global_kv, ("slots", head_dim), q.dtype)
+    expect("sink", sink, (heads,))
+    for name in ("position", "floor", "start", "own", "below"):
+        expect(f"rows.{name}", getattr(rows, name), (count,))
+    if entries is not None:
+        expect("entries.picks", entries.picks, (count, "K"))
+        for name in ("kept", "other", "own"):
+            expect(f"entries.{name}", getattr(entries, name), (count,))
     if use_triton(impl, q):
         from replayscope.kernels import attention_triton
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from replayscope.kernels.impl import use_triton
+from replayscope.kernels.impl import expect, use_triton
 
 TOL_ABS, TOL_REL = 1e-6, 1e-3
 # Rows of the arm and rows of the reference that are held against each other, int64 [rows] each.
@@ -26,8 +26,12 @@ def row_sums(
     max_col (-1 if no finite pair differs); over: elements with abs(a-r) > tol_abs + tol_rel·abs(r); nonfinite: pairs
     where a side is not finite and the two are not the same infinity or both NaN; bad: non-finite elements of the arm.
     impl: ``torch``, ``triton`` (no float64 states) or ``auto``. pairs: which rows are compared, None for each row of a
-    with that of r; torch copies them, so that a caller with many of them cuts them into blocks.
+    with that of r; torch copies them, so that a caller with many of them cuts them into blocks. Raises ValueError for
+    shapes that do not go together.
     """
+    if a.dim() < 2 or r.dim() < 2 or a.shape[1:] != r.shape[1:]:
+        raise ValueError(f"a and r must be rows of the same shape [rows, …], not {list(a.shape)} and {list(r.shape)}")
+    _count(a, r, pairs)
     if use_triton(impl, a):
         from replayscope.kernels import divergence_triton
 
@@ -87,8 +91,14 @@ def logits_rows(
     following: the token that really comes next, -1 for none. kl = KL(r‖a), kl_rev = KL(a‖r), js, in nats: a term with
     probability 0 on the left is 0, against probability 0 on the right it is inf; a row that is nowhere finite gives
     NaN. flip: top-1 differs; margin: top-2 gap of the reference's logits; overlap: share of the top k in common; dlogp:
-    log-probability of ``following``, arm minus reference (NaN: none). impl and pairs as for ``row_sums``.
+    log-probability of ``following``, arm minus reference (NaN: none). impl and pairs as for ``row_sums``. Raises
+    ValueError for shapes that do not go together, for no token at all and for a k below 1.
     """
+    if a.dim() != 2 or r.dim() != 2 or a.shape[1] != r.shape[1] or not a.shape[1]:
+        raise ValueError(f"a and r must be logits [rows, V] of one V, not {list(a.shape)} and {list(r.shape)}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, not {k}")
+    expect("following", following, (_count(a, r, pairs),))
     if use_triton(impl, a):
         from replayscope.kernels import logits_triton
 
@@ -119,6 +129,17 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
     term = p.exp() * (p - q)
     term = torch.where(p == -torch.inf, 0.0, term)
     return term.sum(-1).clamp(min=0.0)
+
+
+def _count(a: Tensor, r: Tensor, pairs: Pairs | None) -> int:
+    """How many rows are compared. Raises ValueError where the two sides have not as many."""
+    if pairs is None:
+        if len(a) != len(r):
+            raise ValueError(f"a and r must have as many rows, or pairs of them be named: not {len(a)} and {len(r)}")
+        return len(a)
+    expect("pairs[0]", pairs[0], ("pairs",))
+    expect("pairs[1]", pairs[1], (len(pairs[0]),))
+    return len(pairs[0])
 
 
 def _paired(a: Tensor, r: Tensor, pairs: Pairs | None) -> Pairs:

@@ -75,7 +75,8 @@ def row_sums(
 ) -> dict[str, Tensor]:
     """``divergence.row_sums`` of a and r [rows, …], which may be any views; pairs are read where they lie."""
     a, r = readable(a).flatten(1), readable(r).flatten(1)
-    of_a, of_r = pairs or (torch.arange(len(a), device=a.device),) * 2
+    # The kernel reads the numbers of rows one after the other, whatever the caller cut them out of.
+    of_a, of_r = (x.contiguous() for x in pairs or (torch.arange(len(a), device=a.device),) * 2)
     rows, width = len(of_a), a.shape[1]
     pieces = max(triton.cdiv(width, PIECE), 1)
     sums = torch.zeros(rows, pieces, len(_SUMS), dtype=torch.float64, device=a.device)

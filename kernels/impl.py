@@ -1,7 +1,7 @@
 """Which form of an op runs: its meaning in torch, or the Triton kernel that is tested against it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
 from importlib.util import find_spec
@@ -46,6 +46,17 @@ def choose(impl: str, device: torch.device, dtype: torch.dtype) -> Choice:
 def use_triton(impl: str, x: Tensor) -> bool:
     """Whether ``impl`` means the Triton form for tensors like x. Raises ValueError as ``choose`` does."""
     return impl != "torch" and choose(impl, x.device, x.dtype).impl == "triton"
+
+
+def expect(name: str, x: Tensor, shape: Sequence[int | str], dtype: torch.dtype | None = None) -> None:
+    """Raises ValueError unless x has this shape, where a word stands for any size, and this dtype, if one is given.
+
+    Called before a form is chosen: torch would broadcast what a kernel reads past the end of.
+    """
+    fits = x.dim() == len(shape) and all(w == n for w, n in zip(shape, x.shape, strict=True) if isinstance(w, int))
+    if not fits or (dtype is not None and x.dtype != dtype):
+        words, more = ", ".join(map(str, shape)), "" if dtype is None else f" {dtype}"
+        raise ValueError(f"{name} must be [{words}]{more}, not {list(x.shape)}{more and f' {x.dtype}'}")
 
 
 def interpreted() -> bool:

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from replayscope.kernels.impl import use_triton
+from replayscope.kernels.impl import expect, use_triton
 
 
 def index_scores(
@@ -23,17 +23,29 @@ def index_scores(
     """Σ_h w_h·ReLU(q_h·k_j): q [rows, h, di], weights [rows, h] (acc), keys in parts [e, di], seen [rows] → [rows, E].
 
     seen[i] entries, 0 … seen[i]-1, are visible to row i; the rest score -inf, as do entries outside the rows' candidate
-    blocks [rows, count] of ``size`` entries, where there are any. impl: ``torch``, ``triton`` (float32 scores) or
-    ``auto``.
+    blocks [rows, count] of ``size`` entries, where there are any. acc, and the dtype of the scores, is float32, or
+    float64 for a float64 q. impl: ``torch``, ``triton`` (no float64) or ``auto``. Raises ValueError for shapes or
+    dtypes that do not go together.
     """
-    rows, heads, _ = q.shape
+    expect("q", q, ("rows", "h", "di"))
+    rows, heads, head_dim = q.shape
+    expect("weights", weights, (rows, heads), torch.float64 if q.dtype == torch.float64 else torch.float32)
+    expect("seen", seen, (rows,))
+    for part in keys:
+        expect("keys", part, ("e", head_dim), q.dtype)
+    if blocks is not None:
+        expect("blocks", blocks, (rows, "count"))
+        if size < 1:
+            raise ValueError(f"blocks must be of at least 1 entry each, not {size}")
     if use_triton(impl, q):
         from replayscope.kernels import index_triton
 
         inside = None if blocks is None else _inside(blocks, sum(len(k) for k in keys), size)
         return index_triton.index_scores(q, weights, keys, seen, inside, size)
-    flat = q.to(weights.dtype).reshape(rows * heads, -1)
-    parts = [(flat @ k.to(weights.dtype).T).view(rows, heads, -1) for k in keys]
+    if not keys:
+        return weights.new_zeros(rows, 0)
+    flat = q.to(weights.dtype).reshape(rows * heads, head_dim)
+    parts = [(flat @ k.to(weights.dtype).T).view(rows, heads, len(k)) for k in keys]
     raw = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).relu_()
     scores = torch.bmm(weights[:, None], raw)[:, 0]
     scores.masked_fill_(torch.arange(scores.shape[1], device=q.device) >= seen[:, None], -math.inf)
@@ -67,6 +79,9 @@ def topk_entries(scores: Tensor, k: int, impl: str = "torch") -> tuple[Tensor, T
 def candidate_blocks(scores: Tensor, size: int, count: int) -> Tensor:
     """Block numbers [rows, count] of the candidate pool, -1 = none: the newest visible, then the best by an entry."""
     rows, entries = scores.shape
+    out = torch.full((rows, count), -1, dtype=torch.long, device=scores.device)
+    if not entries:
+        return out
     blocks = -(-entries // size)
     padded = torch.nn.functional.pad(scores, (0, blocks * size - entries), value=-math.inf)
     best = padded.view(rows, blocks, size).amax(-1)
@@ -75,7 +90,6 @@ def candidate_blocks(scores: Tensor, size: int, count: int) -> Tensor:
     newest = (number * visible).amax(-1, keepdim=True)
     best = torch.where((number == newest) & visible, math.inf, best)
     value, block = best.topk(min(count, blocks), -1)
-    out = torch.full((rows, count), -1, dtype=torch.long, device=scores.device)
     out[:, : block.shape[1]] = block.masked_fill(value == -math.inf, -1)
     return out
 

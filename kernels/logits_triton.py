@@ -114,7 +114,8 @@ def logits_rows(
 ) -> dict[str, Tensor]:
     """``divergence.logits_rows`` of a and r [rows, V], which may be any views; pairs are read where they lie."""
     a, r = readable(a), readable(r)
-    of_a, of_r = pairs or (torch.arange(len(a), device=a.device),) * 2
+    # The kernels read the numbers of rows one after the other, whatever the caller cut them out of.
+    of_a, of_r = (x.contiguous() for x in pairs or (torch.arange(len(a), device=a.device),) * 2)
     rows, width = len(of_a), a.shape[1]
     pieces = triton.cdiv(width, PIECE)
     k = min(k, width)

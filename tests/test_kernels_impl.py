@@ -10,7 +10,6 @@ from replayscope.inspector.cli import main
 from replayscope.inspector.options import RunOptions
 from replayscope.kernels import impl
 from replayscope.kernels.attention import packed_attention
-from replayscope.kernels.compressor import compress_pairs
 from replayscope.kernels.divergence import row_sums
 from replayscope.kernels.packed import WindowRows
 from tests import v41
@@ -82,18 +81,6 @@ def test_the_command_line_refuses_in_one_line(capsys, tmp_path):
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "replayscope: --impl triton: Triton has no backend for cpu; use torch or auto"
     assert not list(tmp_path.iterdir())
-
-
-def test_shapes_that_do_not_go_together_are_named():
-    at = torch.zeros(2, dtype=torch.long)
-    rows, q, sink = WindowRows(at, at, at, at, at), torch.zeros(2, 3, 8), torch.zeros(3)
-    for pool in (torch.zeros(4, 7), torch.zeros(4, 8).double(), torch.zeros(8)):
-        with pytest.raises(ValueError, match=r"window_kv must be \[slots, 8\] torch.float32, not"):
-            packed_attention(q, pool, rows, 4, None, None, sink)
-    with pytest.raises(ValueError, match="2 rows of 3 heads: got sink"):
-        packed_attention(q, torch.zeros(4, 8), rows, 4, None, None, torch.zeros(2))
-    with pytest.raises(ValueError, match=r"must be \[n, 2, D\], not \[1, 3, 4\]"):
-        compress_pairs(torch.zeros(1, 3, 4), torch.zeros(1, 3, 4), torch.zeros(4), 0.0, torch.float32)
 
 
 @pytest.mark.parametrize("sink", [float("inf"), float("-inf"), 0.0])

@@ -96,11 +96,13 @@ def _(device, dtype):
 @case("pairs of rows are read where they lie")
 def _(device, dtype):
     a, r = _states(6, 40, device, dtype)
-    pairs = torch.tensor([5, 0, 3, 3], device=device), torch.tensor([0, 0, 3, 1], device=device)
-    want = row_sums(a[pairs[0]], r[pairs[1]])
-    same_sums(row_sums(a, r, impl="triton", pairs=pairs), want)
-    same_sums(row_sums(a, r, pairs=pairs), want)
-    token = torch.arange(4, device=device)
-    want = logits_rows(a[pairs[0]], r[pairs[1]], token)
-    same_sums(logits_rows(a, r, token, impl="triton", pairs=pairs), want)
-    same_sums(logits_rows(a, r, token, pairs=pairs), want)
+    both = torch.tensor([[5, 0], [0, 0], [3, 3], [3, 1]], device=device)
+    # As two tensors, and as two columns of one, whose numbers do not lie next to each other.
+    for pairs in ((both[:, 0].clone(), both[:, 1].clone()), (both[:, 0], both[:, 1])):
+        want = row_sums(a[pairs[0]], r[pairs[1]])
+        same_sums(row_sums(a, r, impl="triton", pairs=pairs), want)
+        same_sums(row_sums(a, r, pairs=pairs), want)
+        token = torch.arange(4, device=device)
+        want = logits_rows(a[pairs[0]], r[pairs[1]], token)
+        same_sums(logits_rows(a, r, token, impl="triton", pairs=pairs), want)
+        same_sums(logits_rows(a, r, token, pairs=pairs), want)
