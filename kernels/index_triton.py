@@ -5,6 +5,8 @@ the scores of a tile that no row may see are ever written. Top-k: a radix select
 sweeps of eight bits and one that writes the entries down in order, instead of a sort.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,35 @@ from replayscope.kernels.impl import on_its_device, readable
 from replayscope.kernels.offsets_triton import offset
 
 _BLOCK = 1024
+# Bytes of shared memory for a tile of queries and one of keys: what Hopper has for a block, 227 KB, and room for the
+# sums over heads.
+_SHARED = 200 * 1024
+
+
+class Tiles(NamedTuple):
+    """rows, heads: of the queries of a tile; entries: of its keys. warps: of a program."""
+
+    rows: int
+    heads: int
+    entries: int
+    warps: int
+
+
+def tiles(heads: int, head_dim: int, dtype: torch.dtype) -> Tiles:
+    """Tile sizes that keep queries and keys inside of Hopper's shared memory. Raises ValueError where none do.
+
+    128 row-heads by 128 entries fill the tensor cores; fp32 goes without them and would spill. Wide heads leave room
+    for fewer entries.
+    """
+    most = 32 if dtype == torch.float32 else 128
+    block_h = triton.next_power_of_2(heads)
+    rows, entries = max(1, most // block_h, 16 // block_h), most
+    key = max(16, triton.next_power_of_2(head_dim)) * dtype.itemsize
+    while (rows * block_h + entries) * key > _SHARED:
+        entries //= 2
+        if entries < 16:
+            raise ValueError(f"impl triton: {heads} heads of {head_dim} numbers are too many for a program; use torch")
+    return Tiles(rows, block_h, entries, 4 if dtype == torch.float32 else 8)
 
 
 @triton.jit
@@ -63,25 +94,24 @@ def _scores(
 def index_scores(
     q: Tensor, weights: Tensor, keys: list[Tensor], seen: Tensor, inside: Tensor | None, size: int
 ) -> Tensor:
-    """``index.index_scores``: [rows, E] float32. inside [rows, blocks] bool: the candidates, in blocks of ``size``."""
+    """``index.index_scores``: [rows, E] float32. inside [rows, blocks] bool: the candidates, in blocks of ``size``.
+
+    Raises ValueError for heads that no program could hold.
+    """
     rows, heads, head_dim = q.shape
     total = sum(len(k) for k in keys)
     out = torch.empty(rows, total, dtype=torch.float32, device=q.device)
     q, seen, first = readable(q), seen.contiguous(), 0
     weights = readable(weights)
-    fp32 = q.dtype == torch.float32
-    block_h = triton.next_power_of_2(heads)
-    # 128 row-heads by 128 entries fill the tensor cores; fp32 goes without them and would spill.
-    block_r, block_e = max(1, (32 if fp32 else 128) // block_h), 32 if fp32 else 128
-    block_r = max(block_r, 16 // block_h)
+    c = tiles(heads, head_dim, q.dtype)
     pool = seen if inside is None else inside.to(torch.uint8).contiguous()
     for part in map(readable, keys):
         if rows and len(part):
-            _scores[triton.cdiv(len(part), block_e), triton.cdiv(rows, block_r)](
+            _scores[triton.cdiv(len(part), c.entries), triton.cdiv(rows, c.rows)](
                 q, weights, part, seen, pool, out, *q.stride(), *weights.stride(), *part.stride(), pool.stride(0),
                 out.stride(0), rows, heads, len(part), first, max(size, 1), HEAD_DIM=head_dim,
-                BLOCK_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_R=block_r, BLOCK_H=block_h, BLOCK_E=block_e,
-                POOL=inside is not None, PRECISION="ieee", num_warps=4 if fp32 else 8, num_stages=1,
+                BLOCK_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_R=c.rows, BLOCK_H=c.heads, BLOCK_E=c.entries,
+                POOL=inside is not None, PRECISION="ieee", num_warps=c.warps, num_stages=1,
             )  # fmt: skip
         first += len(part)
     return out

@@ -17,5 +17,8 @@ def test_kernels_compile_for_hopper_and_use_its_tensor_cores(tmp_path, root):
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, _, _ in lines} == KERNELS
-    assert all(int(shared) <= SHARED for _, shared, _ in lines)
-    assert {name for name, _, tensor_cores in lines if tensor_cores == "True"} == {"_attend", "_scores"}
+    assert all(int(shared) <= SHARED for _, shared, _ in lines), lines
+    assert all((tensor_cores == "True") == (name in ("_attend", "_scores")) for name, _, tensor_cores in lines)
+    # Queries of 64 KB and three tiles of keys of 32 KB each: without what a launch knows of addresses and strides no
+    # tile is copied ahead, and a kernel that wants too much would seem to fit.
+    assert max(int(shared) for name, shared, _ in lines if name == "_attend") >= 160 * 1024

@@ -91,6 +91,23 @@ def _(device, dtype):
         check_topk(want, 2)
 
 
+@case("index scores of wide heads")
+def _(device, dtype):
+    """Heads of 512 get smaller tiles, and what no program can hold is refused by name."""
+    g = torch.Generator().manual_seed(10)
+    q, keys = (torch.randn(*s, generator=g).to(device, dtype) for s in ((3, 2, 512), (70, 512)))
+    w, seen = torch.randn(3, 2, generator=g).to(device), torch.tensor([70, 65, 3], device=device)
+    got, want = (index_scores(q, w, [keys], seen, impl=impl) for impl in ("triton", "torch"))
+    # Four times as many products as in the other cases, over fewer heads.
+    same("scores", got, want, 2 * TOLERANCE["scores", dtype])
+    try:
+        index_scores(torch.zeros(1, 8, 4096, device=device), w[:1, :1].expand(1, 8), [], seen[:1], impl="triton")
+    except ValueError as error:
+        assert "8 heads of 4096 numbers are too many for a program; use torch" in str(error)
+    else:
+        raise AssertionError("heads of 4096 ran")
+
+
 @case("top-k with NaN")
 def _(device, dtype):
     """NaN counts as the largest score and is taken; the margin says so where it stands at the border."""
