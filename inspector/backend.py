@@ -22,6 +22,10 @@ class Runnable(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def kernel_devices(self) -> tuple[torch.device, ...]:
+        """Where its tensors meet our kernels, each device once."""
+        ...
 
 
 class OraclePasses(Protocol):

@@ -18,7 +18,8 @@ class Settings:
     """block: rows computed together. reproducible: fixed tiles. frozen, frozen_experts: all choices, or the experts, of
     every request are the first request's. dense: attention over every visible entry instead of the top-k.
 
-    keep_state: every layer's window KV stays in the pool. impl: ``torch`` or ``triton``, of every op that has both.
+    keep_state: every layer's window KV stays in the pool. impl: ``torch`` or ``triton``, of every op that has both, or
+    ``auto``, which a step turns into one of them on each device that it comes to.
     """
 
     block: int = 512

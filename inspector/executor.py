@@ -28,7 +28,7 @@ class Executor:
     frozen: top-k and experts of every request are taken from the plan's first request (``full``) at the same position;
     frozen_experts: the experts only. dense: attention reads every visible entry, whatever the indexer chooses.
     keep_state: window KV of every layer stays in the pool, so that ``advance`` can be called again (decoding, chunks).
-    impl: form of the kernels, ``auto``, ``torch`` or ``triton``; ValueError if it cannot run.
+    impl: form of the kernels, ``auto``, ``torch`` or ``triton``; ValueError if it cannot run on a device of the model.
     """
 
     def __init__(
@@ -45,8 +45,9 @@ class Executor:
         impl: str = "auto",
     ) -> None:
         self.model, self.pool = model, pool or Pool()
-        chosen = choose(impl, model.device, model.dtype).impl
-        self.settings = Settings(block, reproducible, frozen, keep_state, frozen_experts, dense, chosen)
+        for device in model.kernel_devices:
+            choose(impl, device, model.dtype)
+        self.settings = Settings(block, reproducible, frozen, keep_state, frozen_experts, dense, impl)
         self.taps: list[Tap] = []
 
     @property

@@ -12,6 +12,7 @@ from replayscope.inspector.cores import each
 from replayscope.inspector.segments import Segments, pick
 from replayscope.inspector.semantics import NOISE
 from replayscope.kernels.divergence import TOL_ABS, TOL_REL, logits_rows, row_sums
+from replayscope.kernels.impl import choose
 from replayscope.traces.schema import SINGLE_POINTS, RunInfo, Table, bucket_names, distance_bins, kind_of, relative_l2
 
 Arrays = dict[str, np.ndarray]
@@ -70,7 +71,7 @@ class Side(NamedTuple):
 @dataclass
 class Fold:
     """Collects tables for the given runs. ``keep_rows``: points whose divergence is also kept row by row.
-    ``impl``: torch or triton, which reads the rows where they lie.
+    ``impl``: auto, torch or triton, which reads the rows where they lie; auto goes by the device that they lie on.
 
     margin_scale: (point, layer) → largest finite margin of full, of which rounding moves a small share. margin_floor:
     (reference, point, layer) → the largest change that full or a noise run has made to a margin there so far. checks:
@@ -142,18 +143,19 @@ class Fold:
 
     def _rows(self, kind: str, reference: str, point: str, layer: int, pairs: Pairs, arm: Side, ref: Side) -> Arrays:
         """The numbers of each row, by name [rows]."""
-        at = pairs.to(arm.values.device)
+        device = arm.values.device
+        at, impl = pairs.to(device), choose(self.impl, device, self.dtype).impl
         values = (arm.values, at[0]), (ref.values, at[1])
         if kind == "state":
-            if self.impl == "triton":
-                return _arrays(row_sums(arm.values, ref.values, impl=self.impl, pairs=at))
+            if impl == "triton":
+                return _arrays(row_sums(arm.values, ref.values, impl=impl, pairs=at))
             return _by_block(row_sums, *values)
         if kind == "logits":
-            following = torch.as_tensor(self.following[pairs.segments.position], device=arm.values.device)
-            if self.impl == "triton":
-                sums = row_sums(arm.values, ref.values, impl=self.impl, pairs=at)
-                return _arrays(sums | logits_rows(arm.values, ref.values, following, TOP_K, self.impl, at))
-            rows = torch.arange(pairs.rows, device=following.device)
+            following = torch.as_tensor(self.following[pairs.segments.position], device=device)
+            if impl == "triton":
+                sums = row_sums(arm.values, ref.values, impl=impl, pairs=at)
+                return _arrays(sums | logits_rows(arm.values, ref.values, following, TOP_K, impl, at))
+            rows = torch.arange(pairs.rows, device=device)
             return _by_block(_logits, *values, (following, rows))
         assert arm.margin is not None and ref.margin is not None
         rows = _by_block(_sets, *values, (arm.margin, at[0]), (ref.margin, at[1]))

@@ -19,7 +19,8 @@ class Job:
 
     semantics: whose rules; arms that know none run once, the others under each.
     oracles: arms whose oracle runs too, so that they can be judged. points: hook points (last part) to compare.
-    impl: ``torch`` or ``triton``, how their divergence is summed. budget: rows in memory at once, None for the default.
+    impl: ``auto``, ``torch`` or ``triton``, how their divergence is summed. budget: rows in memory at once, None for
+    the default.
     """
 
     shape: Shape

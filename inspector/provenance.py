@@ -20,7 +20,6 @@ def collect(
     options: RunOptions, name: str, weights: str, ids: Tensor, model: Runnable, argv: list[str]
 ) -> dict[str, Any]:
     """argv, options, model and its weights' hash, token hash, dtype, device, seed, versions. JSON values only."""
-    choice = choose(options.impl, model.device, model.dtype)
     devices = [torch.device(name) for name in options.devices] or [model.device]
     about = {k: v for k, v in asdict(options).items() if k not in ("out", "force", "verbosity", "resume")}
     return {
@@ -37,13 +36,25 @@ def collect(
         "reproducible": options.reproducible,
         "seed": options.seed,
         "forced": options.forced,
-        "impl": choice.impl,
-        "impl_reason": choice.reason,
+        **_impl(options.impl, model, devices),
         "device": ", ".join(map(_device_name, devices)),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {p: v for p in _PACKAGES if (v := _version(p))},
+    }
+
+
+def _impl(asked: str, model: Runnable, devices: list[torch.device]) -> dict[str, str]:
+    """The form of the kernels that runs, and why: by kind of device unless there is only one, or all run the same."""
+    by_kind = {d.type: choose(asked, d, model.dtype) for d in model.kernel_devices}
+    choices = set(by_kind.values())
+    if len(choices) == 1 and set(by_kind) == {d.type for d in devices}:
+        (choice,) = choices
+        return {"impl": choice.impl, "impl_reason": choice.reason}
+    return {
+        "impl": ", ".join(f"{choice.impl} on {kind}" for kind, choice in by_kind.items()),
+        "impl_reason": "; ".join(f"on {kind}: {choice.reason}" for kind, choice in by_kind.items()),
     }
 
 

@@ -13,6 +13,7 @@ from replayscope.inspector.frame import Attended, Frame
 from replayscope.inspector.layout import Layout
 from replayscope.inspector.packing import Block, Span, blocks
 from replayscope.kernels.attention import packed_attention
+from replayscope.kernels.impl import choose
 from replayscope.kernels.index import candidate_blocks, index_scores, topk_entries
 from replayscope.kernels.packed import EntryRows, WindowRows
 from replayscope.model import ops, rounding
@@ -30,10 +31,10 @@ class Step:
     def __init__(
         self, layout: Layout, settings: Settings, now: Progress, spans: list[Span], rows: int, want: frozenset[str]
     ) -> None:
-        self.layout, self.settings, self.now = layout, settings, now
+        self.layout, self.now, self._asked = layout, now, settings
         self.spans, self.rows, self.want = spans, rows, want
         self.model, self.config, self.pool, self.plan = layout.model, layout.model.config, layout.pool, layout.plan
-        self.device = layout.device = self.model.device
+        self._stand(self.model.device)
         self.position = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans]).to(self.device)
         self.request = torch.cat([torch.full((s.count,), s.request) for s in spans]).to(self.device)
         self.ids = torch.cat([now.ids[s.request][s.first : s.first + s.count] for s in spans]).to(self.device)
@@ -43,13 +44,18 @@ class Step:
         self.topk_margin = self.buffer("topk_margin", dtype=ops.acc_dtype(self.model.dtype))
         self.candidates = self.buffer("candidates", c.candidate_topk_blocks, dtype=torch.long)
         self._per_row: dict[tuple[str, int], Tensor] = {}
-        self.entries = EntryWriter(layout, settings, now, spans)
+        self.entries = EntryWriter(layout, self.settings, now, spans)
+
+    def _stand(self, device: torch.device) -> None:
+        """Be on a device. Which form of the kernels can run goes by it, not by where the pass began."""
+        self.device = self.layout.device = device
+        self.settings = replace(self._asked, impl=choose(self._asked.impl, device, self.model.dtype).impl)
 
     def move(self, device: torch.device) -> None:
         """Carry the rows to the device of the next layer; what was made from them is made again there."""
         if device == self.device:
             return
-        self.device = self.layout.device = device
+        self._stand(device)
         for name in ("position", "request", "streams", "mix", "topk", "topk_margin", "candidates"):
             setattr(self, name, getattr(self, name).to(device))
         ropes = {flag: (cos.to(device), sin.to(device)) for flag, (cos, sin) in self.now.ropes.items()}

@@ -81,6 +81,7 @@ def _write_trace(options: RunOptions) -> Path:
         # In an audit a rounding bin that flips would look like a bug.
         model = replace(model, config=replace(model.config, activation_fake_quant=False))
     _check_engine_options(options, len(ids))
+    _check_impl(options, model)
     shape = Shape(model.config, len(ids), options.forced, options.chunks, options.block)
     if options.forced >= len(ids):
         raise UsageError(f"--forced {options.forced} leaves no prompt: there are {len(ids)} tokens")
@@ -103,7 +104,7 @@ def _write_trace(options: RunOptions) -> Path:
         oracles=options.audit,
         audit=options.audit,
         keep_rows=keep,
-        impl=_impl(options, model),
+        impl=options.impl,
         budget=options.budget,
     )
     line, notes = line_up(job)
@@ -262,12 +263,16 @@ def _our_executor(options: RunOptions, model: Runnable) -> Executor:
     )
 
 
-def _impl(options: RunOptions, model: Runnable) -> str:
-    """The form of the kernels that will run, ``torch`` or ``triton``."""
-    try:
-        return choose(options.impl, model.device, model.dtype).impl
-    except ValueError as error:
-        raise UsageError(f"--{error}") from error
+def _check_impl(options: RunOptions, model: Runnable) -> None:
+    """Refuse a form of the kernels that cannot run on every device where the run needs it."""
+    asked = {device.type for device in _where(options)[1]}
+    for device in model.kernel_devices:
+        try:
+            choose(options.impl, device, model.dtype)
+        except ValueError as error:
+            # A device that nobody asked for needs a word on what it does.
+            away = "" if device.type in asked else f" (the states of this model are compared on {device.type})"
+            raise UsageError(f"--{error}{away}") from error
 
 
 def _arms(options: RunOptions, model: Runnable) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ QUANTISED = ("8bit", "4bit")
 class HFModel:
     """module: the causal language model. parts: its modules that are captured. device: where its input goes.
 
-    home: where captured states are gathered: that device, or the CPU for a model that lies on several.
+    home: where captured states are gathered and compared: that device, or the CPU for a model that lies on several.
     """
 
     module: Any
@@ -37,6 +37,11 @@ class HFModel:
     dtype: torch.dtype
     device: torch.device
     home: torch.device
+
+    @property
+    def kernel_devices(self) -> tuple[torch.device, ...]:
+        """The one device where kernels of ours run: they compare states, and the model runs its own code."""
+        return (self.home,)
 
     @property
     def text_config(self) -> Any:

@@ -22,6 +22,12 @@ class StreamedModel(Model):
     It is as fast as it is walked layer by layer, by everything that runs in step.
     """
 
+    @property
+    def kernel_devices(self) -> tuple[torch.device, ...]:
+        """The devices that layers lie on, each once, without reading a layer."""
+        assert isinstance(self.layers, _Layers)
+        return tuple(dict.fromkeys(self.layers.places))
+
 
 def streamed(checkpoint: Checkpoint, dtype: torch.dtype, where: Where = "cpu") -> StreamedModel:
     """The model of a checkpoint, streamed. Raises WeightsError, here or when a layer is read, for values not finite."""

@@ -91,6 +91,11 @@ class Model:
         """Where a pass begins."""
         return self.embed.device
 
+    @property
+    def kernel_devices(self) -> tuple[torch.device, ...]:
+        """The devices that layers lie on, each once: kernels run there, and states are compared there."""
+        return tuple(dict.fromkeys(layer.device for layer in self.layers))
+
 
 def decode(weight: Tensor, scale: Tensor | None) -> Tensor:
     """A stored tensor as new float32: plain floats as they are, e4m3 by 32 × 32 tiles (or 1 × 32), int8 as two e2m1.
