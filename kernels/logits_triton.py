@@ -32,6 +32,7 @@ def _first_sweep(
     top, total = tl.full([], -float("inf"), tl.float64), tl.zeros([], tl.float64)
     best = first
     nans = tl.zeros([BLOCK], tl.int32)
+    odd = tl.full([BLOCK], 2147483647, tl.int32)
     lane = tl.arange(0, LANES)
     # Lanes that are not used hold +inf, so that the smallest lane is the K-th largest number so far.
     kept = tl.where(lane < K, -float("inf"), float("inf")).to(tl.float64)
@@ -40,6 +41,7 @@ def _first_sweep(
         x = tl.load(x_at + offset(col, x_col), mask=col < width, other=-float("inf"))
         x = x.to(tl.float64)
         nans += (x != x).to(tl.int32)
+        odd = tl.minimum(odd, tl.where(x != x, col, 2147483647))
         # NaN counts as the largest number there is, as in torch's sorts.
         key = tl.where(x != x, float("inf"), x)
         here = tl.max(key, 0)
@@ -61,8 +63,9 @@ def _first_sweep(
     tl.store(stats_ptr + at * (K + 2), top)
     tl.store(stats_ptr + at * (K + 2) + 1, total)
     tl.store(stats_ptr + at * (K + 2) + 2 + lane, kept, mask=lane < K)
-    tl.store(places_ptr + at * 2, best.to(tl.int64))
-    tl.store(places_ptr + at * 2 + 1, tl.sum(nans, 0).to(tl.int64))
+    tl.store(places_ptr + at * 3, best.to(tl.int64))
+    tl.store(places_ptr + at * 3 + 1, tl.sum(nans, 0).to(tl.int64))
+    tl.store(places_ptr + at * 3 + 2, tl.min(odd, 0).to(tl.int64))
 
 
 @triton.jit
@@ -116,6 +119,10 @@ def logits_rows(
     a, r = readable(a), readable(r)
     # The kernels read the numbers of rows one after the other, whatever the caller cut them out of.
     of_a, of_r = (x.contiguous() for x in pairs or (torch.arange(len(a), device=a.device),) * 2)
+    if _launched_as(a) != _launched_as(r):
+        # Compiled in two ways, the same sums may differ by a rounding, and equal logits would not be at distance 0.
+        wide = torch.promote_types(a.dtype, r.dtype)
+        a, r = (x.to(wide, memory_format=torch.contiguous_format, copy=True) for x in (a, r))
     rows, width = len(of_a), a.shape[1]
     pieces = triton.cdiv(width, PIECE)
     k = min(k, width)
@@ -142,6 +149,11 @@ def logits_rows(
     }
 
 
+def _launched_as(x: Tensor) -> tuple:
+    """What Triton compiles a kernel anew for: the dtype of x, and what it knows of its address and strides."""
+    return x.dtype, x.data_ptr() % 16 == 0, [(step == 1, step % 16 == 0) for step in x.stride()]
+
+
 class _Normalised:
     """What the first sweep finds of rows ``of`` of x: all [rows] float64, and the token of the largest logit.
 
@@ -152,7 +164,7 @@ class _Normalised:
         rows, width = len(of), x.shape[1]
         keep = max(k, min(2, width))
         stats = torch.zeros(rows, pieces, keep + 2, dtype=torch.float64, device=x.device)
-        places = torch.zeros(rows, pieces, 2, dtype=torch.long, device=x.device)
+        places = torch.zeros(rows, pieces, 3, dtype=torch.long, device=x.device)
         if rows:
             _first_sweep[rows, pieces](
                 x, of, stats, places, *x.stride(), width, pieces,
@@ -167,7 +179,9 @@ class _Normalised:
         self.last = largest[:, k - 1].masked_fill(nans >= k, float("nan"))
         self.margin = (largest[:, 0] - largest[:, min(2, width) - 1]).masked_fill(nans > 0, float("nan"))
         piece = (tops == self.top[:, None]).to(torch.uint8).argmax(1)
-        self.best = places[..., 0].gather(1, piece[:, None])[:, 0]
+        best = places[..., 0].gather(1, piece[:, None])[:, 0]
+        # As torch has it: the first NaN, also behind an infinity.
+        self.best = torch.where(nans > 0, places[..., 2].amin(1), best)
 
     def log_probability(self, logit: Tensor) -> Tensor:
         """[rows] of one logit of each row."""

@@ -93,6 +93,54 @@ def _(device, dtype):
     assert rows([1.0, 2.0, 2.0, 2.0, 0.0], [1.0, 2.0, 2.0, 2.0, 0.0], 2)["overlap"] == 1.0
 
 
+@case("the first NaN is the most likely token, as in torch")
+def _(device, dtype):
+    a = torch.zeros(5, 200, device=device, dtype=dtype)
+    a[0, 3], a[0, 5], a[1, 5], a[1, 9] = math.inf, math.nan, math.nan, math.inf
+    a[2, 150], a[2, 199], a[3, 7] = math.nan, math.nan, math.inf
+    a[4, 3], a[4, 190] = math.inf, math.nan
+    place, token = torch.tensor([5, 5, 150, 7, 190], device=device), torch.full((5,), -1, device=device)
+    small = {"PIECE": 128, "_BLOCK": 64}
+    for at, flips in ((place, 0), (place + 1, 1)):
+        # A reference whose largest logit is known tells which column the arm's is.
+        r = torch.zeros_like(a).scatter_(1, at[:, None], 1.0)
+        with patch.multiple("replayscope.kernels.logits_triton", **small):
+            got = logits_rows(a, r, token, impl="triton")
+        same_sums(got, logits_rows(a, r, token))
+        assert got["flip"].tolist() == [flips] * 5
+
+
+@case("equal logits are at distance 0 in any layout and dtype")
+def _(device, dtype):
+    """Both sides must be read by one compiled kernel: another order of its sums would be a rounding apart."""
+    from replayscope.kernels import logits_triton
+
+    g = torch.Generator().manual_seed(4)
+    a = (3 * torch.randn(4, 3000, generator=g)).to(device, dtype)
+    token, launched = torch.arange(4, device=device), []
+    wide = torch.zeros(4, 6001, device=device, dtype=dtype)
+    wide[:, 1::2] = a
+    odd = torch.zeros(4 * 3000 + 1, device=device, dtype=dtype)[1:].view(4, 3000)
+    odd.copy_(a)
+
+    def keep(x, *more):
+        launched.append((x.dtype, x.data_ptr() % 16, x.stride()))
+        return made(x, *more)
+
+    made = logits_triton._Normalised
+    for other in (wide[:, 1::2], a.T.contiguous().T, odd, a.double(), a.float()):
+        for x, y in ((a, other), (other, a)):
+            launched.clear()
+            # The arm's dtype decides whether Triton is asked at all.
+            if x.dtype == torch.float64:
+                continue
+            with patch("replayscope.kernels.logits_triton._Normalised", keep):
+                got = logits_rows(x, y, token, impl="triton")
+            assert launched[0] == launched[1], f"launched as {launched}"
+            assert all((got[k] == 0).all() for k in ("kl", "kl_rev", "js", "flip", "dlogp"))
+            same_sums(got, logits_rows(x, y, token))
+
+
 @case("pairs of rows are read where they lie")
 def _(device, dtype):
     a, r = _states(6, 40, device, dtype)
