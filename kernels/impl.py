@@ -1,7 +1,7 @@
 """Which form of an op runs: its meaning in torch, or the Triton kernel that is tested against it."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
 from importlib.util import find_spec
@@ -48,15 +48,18 @@ def use_triton(impl: str, x: Tensor) -> bool:
     return impl != "torch" and choose(impl, x.device, x.dtype).impl == "triton"
 
 
-def expect(name: str, x: Tensor, shape: Sequence[int | str], dtype: torch.dtype | None = None) -> None:
+def expect(name: str, x: Tensor, shape: tuple[int | str, ...], dtype: torch.dtype | None = None) -> None:
     """Raises ValueError unless x has this shape, where a word stands for any size, and this dtype, if one is given.
 
     Called before a form is chosen: torch would broadcast what a kernel reads past the end of.
     """
-    fits = x.dim() == len(shape) and all(w == n for w, n in zip(shape, x.shape, strict=True) if isinstance(w, int))
+    got = x.shape
+    fits = got == shape
+    if not fits and len(got) == len(shape):
+        fits = all(w == n or isinstance(w, str) for w, n in zip(shape, got, strict=True))
     if not fits or (dtype is not None and x.dtype != dtype):
         words, more = ", ".join(map(str, shape)), "" if dtype is None else f" {dtype}"
-        raise ValueError(f"{name} must be [{words}]{more}, not {list(x.shape)}{more and f' {x.dtype}'}")
+        raise ValueError(f"{name} must be [{words}]{more}, not {list(got)}{more and f' {x.dtype}'}")
 
 
 def interpreted() -> bool:

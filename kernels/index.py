@@ -58,8 +58,11 @@ def topk_entries(scores: Tensor, k: int, impl: str = "torch") -> tuple[Tensor, T
     margin: inf where nothing above -inf was rejected. Which of equal scores at the border are taken is left open: their
     margin is 0. NaN counts as the largest score, as in torch's sorts and in the dense pass: an entry that could not be
     scored is attended, so that what is broken shows in all that follows instead of being dropped. The margin is NaN
-    where NaN stands at the border. impl as for ``index_scores``.
+    where NaN stands at the border. impl as for ``index_scores``. Raises ValueError for a k below 1.
     """
+    expect("scores", scores, ("rows", "E"))
+    if k < 1:
+        raise ValueError(f"k must be at least 1, not {k}")
     rows, entries = scores.shape
     if use_triton(impl, scores):
         from replayscope.kernels import index_triton
@@ -77,7 +80,11 @@ def topk_entries(scores: Tensor, k: int, impl: str = "torch") -> tuple[Tensor, T
 
 
 def candidate_blocks(scores: Tensor, size: int, count: int) -> Tensor:
-    """Block numbers [rows, count] of the candidate pool, -1 = none: the newest visible, then the best by an entry."""
+    """Block numbers [rows, count] of the candidate pool, -1 = none: the newest visible, then the best by an entry.
+
+    scores [rows, E], -inf where an entry is not visible; blocks are of ``size`` entries, the last one of what is left.
+    A block that holds NaN is the best there is, as in ``topk_entries``.
+    """
     rows, entries = scores.shape
     out = torch.full((rows, count), -1, dtype=torch.long, device=scores.device)
     if not entries:

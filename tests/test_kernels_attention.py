@@ -94,3 +94,17 @@ def test_topk_candidates_and_scores_equal_the_reference():
     assert torch.equal(kept > -math.inf, pool & (scores > -math.inf))
     # The newest visible entry is always in the pool.
     assert all(pool[i, seen[i] - 1] for i in range(1, rows))
+
+
+def test_nan_scores_are_chosen_as_in_the_reference_and_never_dropped():
+    """NaN counts as the largest, so that what could not be scored is attended; the margin is NaN at the border only."""
+    nan, inf = math.nan, math.inf
+    scores = torch.tensor([[1.0, nan, 3.0, 2.0, -inf], [nan, 1.0, nan, 0.0, -inf], [-inf, nan, -inf, -inf, -inf]])
+    ids, margin = topk_entries(scores, 2)
+    assert ids.tolist() == [[1, 2], [0, 2], [1, -1]]
+    assert margin[[0, 2]].tolist() == [1.0, inf] and math.isnan(margin[1])
+    want, gap = reference.select_topk(scores, 2)
+    assert torch.equal(ids, want) and torch.equal(margin.isnan(), gap.isnan()) and torch.equal(margin[::2], gap[::2])
+    # A block that holds NaN is in the pool as well.
+    kept = keep_candidates(scores, candidate_blocks(scores, 2, 2), 2)
+    assert torch.equal(kept.isnan(), scores.isnan())

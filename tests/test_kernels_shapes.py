@@ -126,6 +126,14 @@ def test_index_scores(impl, change, says):
 
 
 @both
+def test_topk_entries(impl):
+    with pytest.raises(ValueError, match=r"scores must be \[rows, E\], not \[5\]"):
+        topk_entries(zeros(5), 2, impl)
+    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
+        topk_entries(zeros(2, 5), 0, impl)
+
+
+@both
 @pytest.mark.parametrize(
     ("content", "score", "norm", "says"),
     [
