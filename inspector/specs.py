@@ -20,6 +20,7 @@ DTYPES = {
     "bf16": "bf16", "bfloat16": "bf16",
 }  # fmt: skip
 
+_MOST = 2**63 - 1  # of a count: what torch takes as a seed and numpy as a size
 _MOST_LENGTHS = 100_000
 _POSITION = re.compile(r"(?P<number>[0-9]+)|(?P<times>[0-9]*)W(?P<offset>[+-][0-9]+)?")
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[KMGT]?)(?P<kind>I?B)?", re.IGNORECASE)
@@ -137,13 +138,18 @@ def parse_suffix(text: str) -> int | None:
 
 
 def parse_count(text: str, what: str, *, least: int = 0, also: str = "") -> int:
-    """A whole number of at least `least`; `also` names another word that the caller takes."""
+    """A whole number from `least` to 2^63 - 1; `also` names another word that the caller takes."""
     text = text.strip()
-    if not re.fullmatch(r"[0-9]{1,19}", text) or not least <= int(text) < 2**63:
-        shown = text if len(text) <= 24 else f"{text[:20]}…"
+    shown = text if len(text) <= 24 else f"{text[:20]}…"
+    number = text.lstrip("0") or text[:1]
+    digits = re.fullmatch(r"[0-9]+", text)
+    # By its length first: int() refuses thousands of digits.
+    if digits and (len(number) > 19 or int(number) > _MOST):
+        raise UsageError(f"{what} {shown!r} is too large; it may be at most {_MOST}")
+    if not digits or int(number) < least:
         wanted = f"of at least {least}{f' or {also}' if also else ''}, in digits"
         raise UsageError(f"{what} {shown!r} must be a whole number {wanted}")
-    return int(text)
+    return int(number)
 
 
 def parse_threshold(text: str) -> float:
@@ -182,8 +188,10 @@ def parse_dtype(text: str) -> str:
 def parse_bytes(text: str) -> int:
     """Bytes: `4096`, `512M`, `1.5GiB` (powers of 1024) or `4GB` (powers of 1000)."""
     found = _SIZE.fullmatch(text.strip())
-    if not found or len(text) > 40:
+    if not found:
         raise UsageError(f"size {text!r} is not a number of bytes; write 4096, 512M, 1.5GiB or 4GB")
+    if len(text) > 40:
+        raise UsageError(f"size '{text[:20]}…' is too large; it may be at most 40 characters, as 512M or 4GB")
     base = 1000 if (found["kind"] or "").upper() == "B" else 1024
     return int(float(found["number"]) * base ** " KMGT".index(found["unit"].upper() or " "))
 

@@ -256,6 +256,7 @@ def test_the_command_as_json_and_what_is_typed(capsys):
 
 BAD = {
     "--tokens 0": "--tokens '0' must be a whole number of at least 1",
+    "--tokens 99999999999999999999999": "is too large; it may be at most 9223372036854775807",
     "--contexts x": "--contexts 'x'",
     "--host-share 101": "--host-share 101",
     "--replay grid": "replay length 'grid'",
