@@ -37,8 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log_to_stderr(options.verbosity)
         for option in options.again:
             log.info("%s is given more than once; the last one counts", option)
+        # For a command that has its result before it ends.
+        options.tell = lambda result: _emit(result, options.json, options.verbosity < 0)
         result = options.call(options)
-        _emit(result, options.json, options.verbosity < 0)
+        options.tell(result)
         return result.exit_code
     except KeyboardInterrupt as error:
         message, code, cause = "interrupted", 130, error

@@ -200,7 +200,7 @@ def report(options: Namespace) -> Result:
 
 
 def ui(options: Namespace) -> Result:
-    """Serve the browser page until it is interrupted."""
+    """Serve the browser page until it is interrupted. Its result, the address, is told when the page can be opened."""
     if options.trace:
         checks.trace(options.trace)
     root = options.root or (options.trace.parent if options.trace else Path("."))
@@ -215,8 +215,11 @@ def ui(options: Namespace) -> Result:
         TraceReader(options.trace)  # refused before the page is loaded, which takes seconds
     from replayscope.ui import app
 
-    app.serve(options.trace, root=root, host=options.host, port=port, auth=options.auth, allowed=options.allow_host)
-    return Result("", {})
+    app.serve(
+        options.trace, root=root, host=options.host, port=port, auth=options.auth, allowed=options.allow_host,
+        ready=lambda address: options.tell(Result("", {"address": address, "root": root.resolve()})),
+    )  # fmt: skip
+    raise AssertionError("the page is served until it is interrupted")
 
 
 def ledger(options: Namespace) -> Result:

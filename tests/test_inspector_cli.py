@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replayscope.inspector import cli, commands
+from replayscope.inspector import cli, commands, specs
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.listing import TOPICS
 from replayscope.inspector.options import DemoOptions, Result, RunOptions
@@ -168,7 +168,9 @@ BAD = {
     "device": (["sweep", "-o", "t.h5", "--device", "gpu"], "valid: auto, cpu, cuda"),
     "size": (["sweep", "-o", "t.h5", "--max-bytes", "lots"], "size 'lots'"),
     "tokens": (["sweep", "-o", "t.h5", "--tokens", "1e99"], "'1e99' must be a whole number of at least 1, in digits"),
-    "huge number": (["sweep", "-o", "t.h5", "--tokens", "9" * 999], "--tokens '9{20}…' must be"),
+    "huge number": (["sweep", "-o", "t.h5", "--tokens", "9" * 999], "'9{20}…' is too large; .* 9223372036854775807"),
+    "too large by one": (["sweep", "-o", "t.h5", "--seed", str(2**63)], "--seed '9223372036854775808' is too large"),
+    "huge size": (["sweep", "-o", "t.h5", "--max-bytes", "9" * 999], "size '9{20}…' is too large"),
     "seed": (["sweep", "-o", "t.h5", "--seed", "x"], "--seed 'x'"),
     "audit": (["sweep", "-o", "t.h5", "--audit", "--dtype", "bf16"], "--audit needs fp64 or fp32"),
     "empty prompt": (["sweep", "-o", "t.h5", "-p", ""], "prompt is empty"),
@@ -184,6 +186,11 @@ BAD = {
     "no root": (["ui", "--root", "none"], "no folder none"),
     "port": (["ui", "--root", ".", "--port", "x"], "port 'x'"),
 }
+
+
+def test_the_largest_count_is_taken_and_zeros_before_it_too():
+    assert specs.parse_count(f"{'0' * 30}{2**63 - 1}", "n") == 2**63 - 1
+    assert specs.parse_count("000", "n") == 0
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -10,6 +10,7 @@ import pytest
 from gradio_client import Client
 from plotly.graph_objects import Figure
 
+from replayscope.inspector import cli
 from replayscope.inspector.errors import UsageError
 from replayscope.traces import RunInfo, Table, Tokens, TraceWriter
 from replayscope.traces.schema import bucket_names
@@ -130,6 +131,22 @@ def test_serve_names_the_address_picks_a_free_port_and_warns(root, capsys, monke
     synthetic_trace(root.parent / "c.h5", n_tokens=48, window=8, layers=3, cuts=(24,))
     with pytest.raises(UsageError, match="not under"):
         app.build(root, root.parent / "c.h5")
+
+
+def test_ui_as_json_tells_the_address_before_it_waits(root, capsys, monkeypatch):
+    told = []
+
+    def wait():
+        told.append(capsys.readouterr())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "_wait", wait)
+    monkeypatch.setattr(app, "launch", lambda *_: "http://x/")
+    assert cli.main(["ui", "--root", str(root), "--json"]) == 130
+    assert json.loads(told[0].out) == {"address": "http://x/", "root": str(root.resolve())}
+    assert capsys.readouterr().out == "", "one document"
+    assert cli.main(["ui", "--root", str(root)]) == 130
+    assert told[1].out == "" and "http://x/" in told[1].err
 
 
 def test_programs_get_traces_numbers_and_figures(root):

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,12 +194,13 @@ def serve(
     open_browser: bool = False,
     auth: str | None = None,
     allowed: Sequence[str] = (),
+    ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve the page until it is interrupted. Without `root`, the folder of `trace`, or this one.
 
-    auth: `USER:PASSWORD` or `@FILE`. allowed: names besides its own that the page answers to. Raises UsageError for a
-    folder that is not there, a trace outside it, a host that is no address of this machine, a port that is taken, names
-    that are none, or users that cannot be read.
+    auth: `USER:PASSWORD` or `@FILE`. allowed: names besides its own that the page answers to. ready: is called with the
+    address once the page answers. Raises UsageError for a folder that is not there, a trace outside it, a host that is
+    no address of this machine, a port that is taken, names that are none, or users that cannot be read.
     """
     known = users(auth)
     folder = Path(root) if root is not None else Path(trace).parent if trace is not None else Path(".")
@@ -212,6 +213,7 @@ def serve(
             said = "anyone who reaches this host can read the traces and start runs; add --auth USER:PASSWORD"
             print(f"note: {said}", file=sys.stderr)
         print(f"ReplayScope at {url}  (Ctrl+C stops it)", file=sys.stderr, flush=True)
+        ready(url)
         _wait()
     finally:
         page.close()
