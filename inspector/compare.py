@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from replayscope.inspector import noise
-from replayscope.inspector.compared import Comparison, Row, lines, plain, tightest_limit
+from replayscope.inspector.compared import Comparison, Row, lines, listed, plain, tightest_limit
 from replayscope.inspector.errors import CompareError, UsageError
 from replayscope.inspector.first import Pair, find, ratios_of
 from replayscope.inspector.layer_kinds import layer_kinds
@@ -84,14 +84,14 @@ def comparison(
         here, there = held[0][a.index], held[1][b.index]
         todo += [(a, b, name) for name in sorted(here & there, key=natural_key)]
         if odd := sorted(here ^ there, key=natural_key):
-            notes.append(f"{a.label}: held by one trace only: {', '.join(odd[:6])}{' …' if len(odd) > 6 else ''}")
+            notes.append(f"{a.label}: held by one trace only: {listed(odd)}")
     if not todo:
         raise CompareError(f"{first.path} and {second.path} hold no raw state in common; record both with --hooks")
     names = sorted({name for _, _, name in todo}, key=natural_key)
     limits = _limits(tolerances, names)
     floors = _floors(first, floor, names)
     if floor and (bare := [name for name in names if name not in floors]):
-        notes.append(f"no noise was measured at {', '.join(bare[:6])}{' …' if len(bare) > 6 else ''}")
+        notes.append(f"no noise was measured at {listed(bare)}")
     both = _Both(first, second)
     if stop_at_first:
         return _first(both, todo, limits, floors, notes, bare_differs=not tolerances and floor is None)
@@ -154,10 +154,14 @@ def _first(
         found = {key: max(limit, noise.of_a_row(key, measured.get(key, 0.0))) for key, limit in at.items()}
         return {_HEADLINES[table.kind]: 0.0} if bare_differs else found
 
-    cell, rows, points = find(todo, both.load, of_rows, ratios_of(both.first.config))
+    cell, rows, points, empty = find(todo, both.load, of_rows, ratios_of(both.first.config))
     if cell is None and (idle := [t for names in limits.values() for t in names if t not in used]):
         raise UsageError(f"no point of {idle[0].glob!r} has {idle[0].metric}")
-    return Comparison([], notes, cell, (rows, points))
+    if empty and bare_differs and rows:
+        # Nobody asked for these points by name: as with points that one trace lacks, it is said, and the rest judged.
+        notes.append(f"no row in common at {listed(empty)}")
+        empty = []
+    return Comparison([], notes, cell, (rows, points), tuple(empty))
 
 
 def _judged(

@@ -39,18 +39,25 @@ class Comparison:
     """rows: by run and by the order in which a token meets the points. notes: what was not compared, and why.
 
     With stop_at_first there are no rows: first is the first cell over its threshold, or None; compared is the number of
-    rows and of hook points that were looked at.
+    rows and of hook points that were looked at; empty the hook points that were to be judged and have no row in common.
     """
 
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
     first: First | None = None
     compared: tuple[int, int] | None = None
+    empty: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Nothing is over a tolerance."""
-        return self.first is None and all(row.passed is not False for row in self.rows)
+        """Something was compared, and nothing is over a tolerance or was to be judged without a row."""
+        clear = self.first is None and not self.empty and all(row.passed is not False for row in self.rows)
+        return clear and self.rows_compared > 0
+
+    @property
+    def rows_compared(self) -> int:
+        """Rows that both traces hold and that were set against each other, at all hook points together."""
+        return self.compared[0] if self.compared else sum(row.n for row in self.rows)
 
     @property
     def tightest(self) -> list[str]:
@@ -62,10 +69,14 @@ def lines(found: Comparison, texts: Sequence[str], kinds: Sequence[str] = ()) ->
     """The table, or the first cell; then what would have passed, and the notes. texts: of the prompt's tokens. kinds:
     of the layers, where they are known."""
     out = list(told(found.first, texts, kinds)) if found.first else []
-    if found.compared and not found.first:
+    if found.compared and found.rows_compared and not found.first:
         out.append("no cell is over its threshold: {} rows at {} hook points compared".format(*found.compared))
     if found.rows:
         out += _table(found.rows, kinds)
+    if not found.rows_compared or (found.empty and not found.first):
+        what = "nothing was compared, so nothing passes" if not found.rows_compared else "not passed"
+        at = f" at {listed(found.empty)}" if found.empty else ""
+        out.append(f"{what}: no row in common{at}; give traces that hold the same positions")
     out += [f"tightest: --tol '{tolerance}'" for tolerance in found.tightest]
     return out + [f"note: {note}" for note in found.notes]
 
@@ -89,6 +100,11 @@ def _table(rows: Sequence[Row], kinds: Sequence[str]) -> list[str]:
         table.append((kind_beside(row.name, kinds), run, count, *numbers, *worst, state, row.tightest or "–"))
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first six names, and whether there are more."""
+    return f"{', '.join(names[:6])}{' …' if len(names) > 6 else ''}"
 
 
 def plain(value: Any) -> Any:

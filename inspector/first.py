@@ -42,27 +42,34 @@ def find(
     load: Callable[[Pair], tuple[State, State, Table]],
     limits: Callable[[str, Table], Mapping[str, float]],
     ratios: Sequence[int],
-) -> tuple[First | None, int, int]:
-    """The first cell over a limit, or None; and the rows and hook points that were compared until then.
+) -> tuple[First | None, int, int, list[str]]:
+    """The first cell over a limit, or None; the rows and hook points that were compared until then, and the hook points
+    with a limit that the two sides hold no row of in common.
 
     load: both states at their common positions, and their table with a bucket per row. limits: of a hook point, metric
     -> largest distance that a row may have; a hook point without any is not judged. ratios: per layer, rows that a
     global entry covers. Of rows at the same position, the one that a token meets first comes first.
     """
     rows = points = 0
+    empty: dict[str, None] = {}
     in_order = sorted(pairs, key=lambda pair: natural_key(pair[2]))
     for _, layer in itertools.groupby(in_order, key=lambda pair: natural_key(pair[2])[0]):
         found: list[First] = []
         for pair in layer:
             ref, arm, table = load(pair)
+            judged = limits(pair[2], table)
+            if not len(ref.positions):
+                # No row is over a limit, and none is within it either.
+                empty |= dict.fromkeys([pair[2]] if judged else [])
+                continue
             rows, points = rows + len(ref.positions), points + 1
-            if over := _first_row(pair, ref, arm, table, limits(pair[2], table), ratios):
+            if over := _first_row(pair, ref, arm, table, judged, ratios):
                 found.append(over)
         if found:
             # sorted and min keep the order of hook points and runs at equal positions.
             earliest = min(found, key=lambda cell: cell.position)
-            return First(**{**vars(earliest), "rows": rows, "points": points}), rows, points
-    return None, rows, points
+            return First(**{**vars(earliest), "rows": rows, "points": points}), rows, points, list(empty)
+    return None, rows, points, list(empty)
 
 
 def _first_row(

@@ -91,7 +91,12 @@ def import_trace(options: ImportOptions) -> Result:
         return Result(text, data)
     table = compare(options.against, options.out)
     first = compare(options.against, options.out, stop_at_first=True)
-    return Result(f"{text}\n\n{table.text}\n\n{first.text.splitlines()[0]}", data | {**table.json, **first.json})
+    # Both say whether it passed, and what was left out: neither may hide the other.
+    passed = {"passed": table.json["passed"] and first.json["passed"]}
+    notes = {"notes": list(dict.fromkeys([*table.json["notes"], *first.json["notes"]]))}
+    told = first.text.splitlines()[0]
+    parts = [text, table.text, *([] if told in table.text.splitlines() else [told])]
+    return Result("\n\n".join(parts), {**data, **table.json, **first.json, **passed, **notes})
 
 
 def _subject(options: ImportOptions) -> _Subject:

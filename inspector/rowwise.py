@@ -3,6 +3,7 @@
 A table here has one bucket per row ([1, 1, row]), or one for all rows: every metric applies to both.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,8 @@ def row_table(name: str, arm: ndarray, ref: ndarray, position: ndarray, ids: nda
     """A table of one run and layer with a bucket per row. arm, ref: [row, …] numbers; position [row]: of each row;
     ids [token]: the prompt, of which logits take the token that follows."""
     if is_discrete(name, ref):
-        arrays = _choices(arm.reshape(len(arm), -1), ref.reshape(len(ref), -1))
+        # Of no rows at all the number of choices cannot be worked out from the size.
+        arrays = _choices(*(side.reshape(len(side), math.prod(side.shape[1:])) for side in (arm, ref)))
         return _table("discrete", arrays, len(position))
     rows = state_sums(arm, ref)
     arrays = {key: rows[key] for key in ("elements", "diff2", "ref2", "arm2", "dot", "over", "nonfinite", "max_abs")}

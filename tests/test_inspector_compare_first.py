@@ -130,6 +130,44 @@ def test_a_metric_that_no_point_has_is_refused(pair):
         first(pair(), "logits=margin_noise<=1")
 
 
+def holding(path, positions: range, **other: range):
+    """The plain trace, of whose states only these positions are held; other: by the last part of a name."""
+    with TraceWriter(path) as out:
+        out.header(config=CONFIG, provenance={"dtype": "float32"}, tokens=TOKENS)
+        out.runs([RUN])
+        for name, values in states().items():
+            at = np.array(other.get(name.rsplit(".", 1)[-1], positions))
+            out.state(0, name, at, values[at - 4], str(values.dtype))
+    return TraceReader(path)
+
+
+@pytest.mark.parametrize("limit", [[], ["--tol", "*=rel_l2<=1e9", "--tol", "*.topk=changed<=1"], ["--floor", "f.h5"]])
+@pytest.mark.parametrize("how", [[], ["--first"]])
+def test_where_no_row_is_compared_nothing_passes(how, limit, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    holding(tmp_path / "a.h5", range(4, 8))
+    holding(tmp_path / "b.h5", range(12, 20))
+    noisy(tmp_path / "f.h5", 0.01, 5.0)
+    words = ["compare", "a.h5", "b.h5", *how, *limit]
+    assert cli.main(words) == 1
+    told = capsys.readouterr().out
+    assert "nothing was compared, so nothing passes: no row in common" in told and "no cell is over" not in told
+    assert cli.main([*words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["passed"] is False
+
+
+def test_a_point_that_is_judged_does_not_pass_without_a_row(tmp_path, capsys):
+    traces = holding(tmp_path / "a.h5", range(4, 8)), holding(tmp_path / "b.h5", range(4, 8), logits=range(8, 12))
+    found = first(traces, "logits=rel_l2<=1e9")
+    assert not found.passed and found.first is None and found.empty == ("logits",) and found.compared == (12, 3)
+    assert cli.main(["compare", *(str(one.path) for one in traces), "--first", "--tol", "logits=rel_l2<=1e9"]) == 1
+    assert "not passed: no row in common at logits; give traces" in capsys.readouterr().out
+    # Points that nobody named are told of, and the others are judged.
+    assert first(traces, "layers.*=rel_l2<=0").passed
+    found = first(traces)
+    assert found.passed and found.notes == ["no row in common at logits"]
+
+
 # --- the floor ---------------------------------------------------------------------------------------------------
 
 

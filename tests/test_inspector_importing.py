@@ -282,3 +282,17 @@ def test_ranks_in_names_and_hugging_face_names(model, tmp_path, capsys):
     np.save(folder / "hidden_states.4.npy", hidden[None].numpy())
     assert imported(capsys, folder, tmp_path / "v.h5", *words, fmt="folder", names="huggingface")[0] == 0
     assert TraceReader(tmp_path / "v.h5").states() == [(0, "layers.3.hidden")]
+
+
+def test_an_import_of_other_positions_than_ours_does_not_pass(model, tmp_path, capsys):
+    """The word for the table and the word for the first cell are one key, and neither hides the other."""
+    points = [{"from": "rows.{layer}", "to": "layers.{layer}.hidden", "first": 0}]
+    (tmp_path / "map.json").write_text(json.dumps({"points": points}))
+    (tmp_path / "dump").mkdir()
+    np.save(tmp_path / "dump" / "rows.0.npy", np.zeros((8, 64), np.float32))
+    how = {"fmt": "folder", "names": tmp_path / "map.json"}
+    arm = ("--arm", "encoder", "--cut", "40", "--against", model / "encoder.h5", "--json")
+    code, out, err = imported(capsys, tmp_path / "dump", tmp_path / "t.h5", *arm, **how)
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["passed"] is False and told["compared"] == [0, 0] and told["rows"][0]["n"] == 0
