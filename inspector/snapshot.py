@@ -88,7 +88,9 @@ class Snapshots:
             with safe_open(self.path, framework="pt") as file:
                 values, keys = json.loads(file.metadata()["state"]), file.keys()
                 if values["about"] == self._about:
-                    self._kept = {name: file.get_tensor(name) for name in keys}, values
+                    # Copies: what the library hands out lies wherever the file's header ends, and a product of the same
+                    # numbers is the same bits only where they lie alike.
+                    self._kept = {name: file.get_tensor(name).clone() for name in keys}, values
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise UsageError(f"{self.path} cannot be read ({error}); begin again with --force") from error
 

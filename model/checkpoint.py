@@ -35,6 +35,8 @@ from replayscope.model.weights import (
 # Kept in float32 whatever the model's dtype: stored so, and they enter float32 arithmetic (sink, mixes, router bias).
 _WIDE = re.compile(r"(attn_sink|gate\.bias|hc_(attn|ffn)_(fn|base|scale)|compressor\.w(kv|gate)\.weight)$")
 
+_ALIGNED = 64  # bytes: where torch begins what it allocates on the CPU
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -138,7 +140,7 @@ class Checkpoint:
         def stack(i: int, part: str) -> Tensor:
             count = self.config.n_routed_experts
             first = self.read(expert_name(i, 0, part), dtype, places[i])
-            out = first.new_empty((count, *first.shape))
+            out = room(first, count)
             out[0] = first
             for e in range(1, count):
                 out[e] = self.read(expert_name(i, e, part), dtype, places[i])
@@ -174,6 +176,16 @@ class Table:
         if not all_finite(values):
             raise WeightsError(f"weights hold NaN or infinity: {self.name}")
         return values.to(self.device, self.dtype)[back.to(self.device)]
+
+
+def room(first: Tensor, count: int) -> Tensor:
+    """Room for ``count`` tensors like ``first`` [count, …], not filled, each at a multiple of 64 bytes.
+
+    That is where torch puts a tensor of its own, such as an expert that is streamed: a product of the same numbers is
+    the same bits only where they lie alike.
+    """
+    apart = -(-first.nbytes // _ALIGNED) * _ALIGNED // first.itemsize
+    return first.new_empty((count, apart))[:, : first.numel()].unflatten(1, first.shape)
 
 
 def open_checkpoint(path: str | Path, layers: int | None = None, config: ModelConfig | None = None) -> Checkpoint:

@@ -166,6 +166,27 @@ def test_what_a_snapshot_lacks_is_seen(folder, tmp_path, monkeypatch, capsys, wh
         same(whole, TraceReader(out))
 
 
+def test_what_is_taken_up_lies_as_what_was_computed_did(folder, tmp_path, monkeypatch, capsys, whole):
+    """A product of the same numbers is the same bits only where they lie alike, so it must not matter where in the
+    snapshot they are."""
+    out, load, lie = tmp_path / "t.h5", snapshot.Snapshots._load, []
+    stopped(monkeypatch, 8, words(folder, out))
+    snap = tmp_path / "t.h5.resume"
+    raw = snap.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    pad = -length % 64 or 64  # then the first tensor begins 8 bytes behind a multiple of 64
+    snap.write_bytes((length + pad).to_bytes(8, "little") + raw[8 : 8 + length] + b" " * pad + raw[8 + length :])
+
+    def noting(self) -> None:
+        load(self)
+        lie.extend(tensor.data_ptr() % 64 for tensor in self._kept[0].values() if tensor.numel())
+
+    monkeypatch.setattr(snapshot.Snapshots, "_load", noting)
+    assert main(words(folder, out, "--resume")) in (0, 1)
+    assert len(lie) > 20 and set(lie) == {0}
+    same(whole, TraceReader(out))
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

@@ -19,7 +19,7 @@ from replayscope.inspector.plan import Plan
 from replayscope.inspector.semantics import Shape, request
 from replayscope.model import presets
 from replayscope.model.checkpoint import Checkpoint, open_checkpoint
-from replayscope.model.manifest import scale_name
+from replayscope.model.manifest import expert_name, scale_name
 from replayscope.model.streaming import StreamedModel, streamed
 from replayscope.traces.reader import TraceReader
 from tests import checkpoints
@@ -65,6 +65,20 @@ def test_streamed_is_resident(folder, tmp_path, capsys, words):
     assert not differences(resident, stream)
     assert stream.provenance["options"]["stream"] and not resident.provenance["options"]["stream"]
     assert stream.provenance["weights_sha256"] == resident.provenance["weights_sha256"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["resident", "streamed"])
+def test_experts_lie_alike_resident_and_streamed(tmp_path, stream):
+    """Where a product's numbers lie decides on its last bits, and experts of these sizes do not fill lines of 64 B."""
+    config = replace(CONFIG, moe_intermediate_size=34, hidden_size=166)
+    checkpoint = open_checkpoint(checkpoints.write(tmp_path, config, checkpoints.pack(config)[0]))
+    model = streamed(checkpoint, torch.float32) if stream else checkpoint.resident(torch.float32)
+    experts, read = model.layers[3].experts, lambda e, part: checkpoint.read(expert_name(3, e, part), torch.float32)
+    for part in ("w1", "w2", "w3"):
+        for e in range(config.n_routed_experts):
+            found = getattr(experts, part)[e]
+            assert found.data_ptr() % 64 == 0 and found.is_contiguous() and torch.equal(found, read(e, part))
+            assert found.nbytes % 64, "in a row they would lie askew"
 
 
 def test_another_expert_is_seen(folder, tmp_path, capsys, monkeypatch):
