@@ -212,15 +212,16 @@ def select_topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def candidate_pool(config: ModelConfig, scores: Tensor) -> Tensor:
     """[..., E] bool from the candidate source's scores [..., E] (-inf: not visible).
 
-    A block's score is the largest of its entries; the newest visible block is always in; whole blocks are kept.
+    A block's score is the largest of its entries, NaN above all; the newest visible block is always in; whole blocks
+    are kept.
     """
     size, E = config.candidate_block_size, scores.shape[-1]
     blocks = F.pad(scores.detach(), (0, -E % size), value=NEG_INF).unflatten(-1, (-1, size)).amax(-1)
     index = torch.arange(blocks.shape[-1], device=scores.device)
-    newest = torch.where(blocks > NEG_INF, index, -1).amax(-1, keepdim=True)
+    newest = torch.where(blocks != NEG_INF, index, -1).amax(-1, keepdim=True)
     ranked = blocks.masked_fill(index == newest, math.inf)
     top = ranked.topk(min(config.candidate_topk_blocks, ranked.shape[-1]), -1)
-    keep = torch.zeros_like(ranked, dtype=torch.bool).scatter_(-1, top.indices, top.values > NEG_INF)
+    keep = torch.zeros_like(ranked, dtype=torch.bool).scatter_(-1, top.indices, top.values != NEG_INF)
     return keep.repeat_interleave(size, -1)[..., :E]
 
 

@@ -1,6 +1,7 @@
 """Window and selected-global attention: the window rule, sinks, absent keys, dirty memory (cases A6, A12, A18)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,3 +109,7 @@ def test_nan_scores_are_chosen_as_in_the_reference_and_never_dropped():
     # A block that holds NaN is in the pool as well.
     kept = keep_candidates(scores, candidate_blocks(scores, 2, 2), 2)
     assert torch.equal(kept.isnan(), scores.isnan())
+    pool = reference.candidate_pool(
+        replace(v41.config(), index_topk=2, candidate_block_size=2, candidate_topk_blocks=2), scores
+    )
+    assert torch.equal(kept != -inf, pool & (scores != -inf))
