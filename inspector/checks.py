@@ -1,5 +1,6 @@
 """What can be checked of typed paths and names before anything is loaded. Each raises UsageError in one line."""
 
+import os
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -75,6 +76,24 @@ def output(path: Path, force: bool) -> None:
         raise UsageError(f"{path} is a folder; -o needs a file name")
     if path.exists() and not force:
         raise UsageError(f"{path} exists; add --force to replace it, or give another -o")
+
+
+def apart(path: Path, read: Iterable[str | os.PathLike[str] | None]) -> None:
+    """Refuse output that is a file the command reads, under whatever spelling or link: `--force` is leave to replace
+    results, not what they come from. None, and names of no file, are passed over."""
+    for one in read:
+        # A trace is written under the second name until it is whole.
+        for target in (path, path.parent / f"{path.name}.partial"):
+            if one is not None and _same(target, one):
+                over = f"-o {path} would be written over" if target is path else f"-o {path} is first written as"
+                raise UsageError(f"{over} {one}, which this command reads; give another -o")
+
+
+def _same(a: Path, b: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.samefile(a, b)
+    except (OSError, ValueError):
+        return False
 
 
 def port(text: str) -> int:

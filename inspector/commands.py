@@ -15,6 +15,7 @@ from replayscope.inspector.listing import TOPICS, models
 from replayscope.inspector.names import choose, unknown
 from replayscope.inspector.options import FORMATS, DemoOptions, ImportOptions, Result, RunOptions
 from replayscope.inspector.points import split_globs
+from replayscope.inspector.prompts import Prompt
 from replayscope.inspector.specs import parse_count, parse_replay, parse_tolerance
 from replayscope.model.hf_config import is_hf
 
@@ -89,6 +90,7 @@ def import_(options: Namespace) -> Result:
         checks.trace(options.against)
         if options.prompt is not None:
             raise UsageError("--prompt is that of --against; leave it out")
+    checks.apart(options.out, [options.against, options.source, options.map, _file_of(options.prompt)])
     for name in ("engine", "engine_version", "engine_commit"):
         value = getattr(options, name)
         if not value.strip() or not value.isprintable():
@@ -263,6 +265,7 @@ def _run_options(options: Namespace) -> RunOptions:
     checks.output(options.out, options.force)
     if options.out.suffix != ".h5":
         raise UsageError(f"{options.out}: a trace's name ends in .h5")
+    checks.apart(options.out, [_file_of(options.prompt)])
     if options.audit and options.dtype == "bf16":
         raise UsageError("--audit needs fp64 or fp32: in bf16 rounding hides what it looks for")
     model = options.model
@@ -301,6 +304,10 @@ def _run_options(options: Namespace) -> RunOptions:
         resume=options.resume,
         **_common(options),
     )
+
+
+def _file_of(prompt: Prompt | None) -> str | None:
+    return prompt.value if prompt is not None and prompt.kind == "file" else None
 
 
 def _written(paths: Iterable[Path]) -> Result:

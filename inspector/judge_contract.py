@@ -182,6 +182,11 @@ def load(source: str, again: bool = False) -> Contract:
         raise UsageError(f"{path.name} is no text in UTF-8") from None
 
 
+def task_paths(contract: Contract, source: str) -> list[Path]:
+    """Where the task files lie of a contract that was loaded from ``source``."""
+    return [Path(source).parent / name for name in contract.files]
+
+
 def parse(text: str, name: str, again: bool = False, find: Callable[[str], TaskFile] | None = None) -> Contract:
     """A contract from its text. ``name`` is for errors; again: its stamp is not looked at; find: its task files."""
     try:

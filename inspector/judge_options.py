@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replayscope.inspector import specs
+from replayscope.inspector import checks, specs
 from replayscope.inspector.engines import ENGINES
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.listing import models
@@ -98,6 +98,7 @@ def judge(options: Namespace) -> Result:
             raise UsageError("the shipped contract is not written to; give a copy a name with -o")
         target = options.out or Path(source)
         _writable(target, options.force or options.out is None)
+        checks.apart(target, judge_contract.task_paths(contract, source))
         text = judge_contract.freeze(contract)
         frozen = judge_contract.parse(text, target.name, find=judge_contract.beside(target))
         target.write_text(text, encoding="utf-8")
@@ -128,7 +129,7 @@ def judge(options: Namespace) -> Result:
     )
     if action == "plan":
         return use_case.plan(asked)
-    return use_case.run(replace(asked, out=_results(options.out)))
+    return use_case.run(replace(asked, out=_results(options.out, contract, source)))
 
 
 def _verdict(options: Namespace) -> Result:
@@ -155,7 +156,7 @@ def _endpoint(options: Namespace, contract: "Contract", source: str) -> Result:
     for name in ("engine_model", "engine_semantics"):
         if getattr(options, name) is None:
             raise UsageError(f"--endpoint needs --{name.replace('_', '-')}")
-    out = _results(options.out)
+    out = _results(options.out, contract, source)
     judge_endpoint.run(
         judge_endpoint.EngineRun(
             contract,
@@ -216,14 +217,17 @@ def _plants(texts: list[str]) -> Mapping[str, str]:
     return found
 
 
-def _results(out: Path | None) -> Path:
-    """Results may exist, and are then continued."""
+def _results(out: Path | None, contract: "Contract", source: str) -> Path:
+    """Results may exist, and are then continued; with --force they are replaced, but never what they come from."""
+    from replayscope.inspector.judge_contract import task_paths
+
     if out is None or out.suffix != ".jsonl":
         raise UsageError("judge run needs -o with a name that ends in .jsonl")
     if not out.parent.is_dir():
         raise UsageError(f"no folder {out.parent} to write {out.name} into; make it first")
     if out.is_dir() or (out.exists() and not os.access(out, os.W_OK)):
         raise UsageError(f"{out} cannot be written; give another -o")
+    checks.apart(out, [source, *task_paths(contract, source)])
     return out
 
 

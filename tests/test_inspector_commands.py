@@ -1,6 +1,7 @@
 """Commands that read a trace, on a synthetic one: what they print, what they write, what they refuse."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 
 from replayscope.inspector import cli
 from tests.synthetic import synthetic_trace
+
+WHO = ("--engine", "e", "--engine-version", "1", "--engine-commit", "c")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,49 @@ def test_an_output_without_a_name_is_refused(typed, out, run, traces):
     code, _, err = run(*typed.split(), "-o", out)
     assert (code, err.count("\n")) == (2, 1) and "-o needs a name" in err
     assert sorted(traces.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("typed", "out"),
+    [
+        ("import a.h5 --format vllm-hidden --map v41 --against OUT", "kept.h5"),
+        ("import a.h5 --format vllm-hidden --map v41 --against kept.h5.partial", "kept.h5"),
+        ("import OUT --format vllm-hidden --map v41 --against a.h5", "kept.h5"),
+        ("import a.h5 --format vllm-hidden --map OUT --against a.h5", "kept.h5"),
+        ("import a.h5 --format vllm-hidden --map v41 -m mini -p @OUT", "kept.h5"),
+        ("record -p @OUT", "kept.h5"),
+        ("sweep -p @OUT", "kept.h5"),
+        ("plot OUT --figure cut-layer", "kept.html"),
+        ("plot a.h5 OUT --figure compare", "kept.html"),
+        ("plot OUT", "kept.html"),
+        ("plot OUT --figure all", "."),
+        ("report a.h5 OUT", "kept.html"),
+    ],
+)
+@pytest.mark.parametrize("spelling", ["same", "dots", "symbolic", "hard"])
+def test_output_over_what_is_read_is_refused_under_any_name_and_with_force(
+    spelling, typed, out, run, traces, tmp_path, monkeypatch
+):
+    shutil.copy(traces / "a.h5", tmp_path / "a.h5")
+    (tmp_path / "folder").mkdir()
+    # In a folder each figure has a name of its own.
+    held = tmp_path / "folder" / ("reach.html" if out == "." else out)
+    shutil.copy(traces / "a.h5", held)
+    shutil.copy(traces / "b.h5", tmp_path / "folder" / "kept.h5.partial")
+    before, asked = held.read_bytes(), str(held)
+    monkeypatch.chdir(tmp_path)
+    target = "folder" if out == "." else str(held)
+    if spelling == "dots":
+        asked = f"folder/../folder/{held.name}"
+    elif spelling != "same" and ".partial" not in typed:
+        asked = f"link{held.suffix}"
+        (os.symlink if spelling == "symbolic" else os.link)(held, asked)
+    typed = typed.replace("OUT", asked).replace("kept.h5.partial", "folder/kept.h5.partial")
+    words = [*typed.split(), *(WHO if typed.startswith("import") else ()), "-o", target, "--force"]
+    files = sorted(tmp_path.rglob("*"))
+    code, told, err = run(*words)
+    assert (code, told, err.count("\n")) == (2, "", 1) and "which this command reads; give another -o" in err, err
+    assert sorted(tmp_path.rglob("*")) == files and held.read_bytes() == before
 
 
 BAD = {

@@ -129,6 +129,32 @@ def test_the_way_of_an_own_task_on_mini(mine, capsys):
     assert code == 2 and "holds results of another contract" in err
 
 
+@pytest.mark.parametrize("where", ["mine.jsonl", "b/../mine.jsonl", "link.jsonl", "c.jsonl"])
+@pytest.mark.parametrize("served", [(), ("--endpoint", "http://127.0.0.1:9/v1", "--engine-model", "m",
+                                         "--engine-semantics", "paper")], ids=["model", "engine"])  # fmt: skip
+def test_results_never_replace_the_contract_or_its_tasks(served, where, mine, capsys):
+    folder = mine.parent
+    (folder / "b").mkdir()
+    (folder / "link.jsonl").symlink_to(folder / "mine.jsonl")
+    contract = folder / "c.jsonl"
+    mine.rename(contract)
+    before = {path: path.read_bytes() for path in folder.glob("*.jsonl")}
+    code, out, err = said(capsys, "run", contract, *served, "-o", folder / where, "--force")
+    assert code == 2 and not out and err.count("\n") == 1 and "which this command reads; give another -o" in err, err
+    assert {path: path.read_bytes() for path in folder.glob("*.jsonl")} == before
+
+
+def test_a_frozen_contract_never_replaces_its_tasks(mine, capsys):
+    tasks = mine.parent / "mine.jsonl"
+    mine.write_text(CONTRACT.replace("mine.jsonl", "tasks.toml"))
+    tasks = tasks.rename(mine.parent / "tasks.toml")
+    before = tasks.read_bytes()
+    code, _, err = said(capsys, "freeze", mine, "-o", tasks, "--force")
+    assert code == 2 and "tasks.toml, which this command reads; give another -o" in err and tasks.read_bytes() == before
+    # Over itself a contract is frozen, as without -o.
+    assert said(capsys, "freeze", mine, "-o", mine, "--force")[0] == 0
+
+
 @pytest.mark.parametrize(("kind", "says"), [("overwrite", "entries changed in 3 of 3"), ("start+1", "replayed 31")])
 def test_a_broken_arm_in_an_own_task_is_found(mine, capsys, kind, says):
     plant = ("--plant", f"{CELL}=broken:{kind}", "-o", mine.parent / "p.jsonl")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from replayscope.inspector.checks import apart
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
@@ -46,12 +47,15 @@ def export(
     out: a file whose ending names the format; for `all` also a folder, which gets one html per figure and is made if it
     is not there and its name has no ending. Two traces and `compare` make one figure. options: point, arm, bucket, run,
     reference and whatever else the figure takes. Raises UsageError for a name, an ending, an image that nothing here
-    can draw, and for a figure asked by name that the trace lacks the parts for; TraceError for a trace that is not
-    sound, TraceExistsError for output that exists without `force`; then nothing is written.
+    can draw, output that is one of the traces, and for a figure asked by name that the trace lacks the parts for;
+    TraceError for a trace that is not sound, TraceExistsError for output that exists without `force`; then nothing is
+    written.
     """
-    traces: list[TraceReader] = [CheckedReader(path) for path in _paths(trace_paths)]
+    paths = _paths(trace_paths)
+    traces: list[TraceReader] = [CheckedReader(path) for path in paths]
     choose("figure", figure_name, [*FIGURES, "all"])
     target = Path(out)
+    apart(target, paths)
     folder = figure_name == "all" and (target.is_dir() or not target.suffix)
     kind = "html" if folder else _format(target)
     several = figure_name == "all" or (len(traces) > 1 and figure_name != "compare")
@@ -68,6 +72,7 @@ def export(
             raise UsageError(f"{target} is a file, not a folder; give another -o")
         for file in files:
             _check(file, force)
+            apart(file, paths)
         target.mkdir(parents=True, exist_ok=True)
     else:
         files = {target: made}

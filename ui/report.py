@@ -9,6 +9,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from replayscope.inspector.checks import apart
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.verdict import verdict
 from replayscope.traces import TraceReader
@@ -47,8 +48,9 @@ def report(
 ) -> Path:
     """Write verdict, arms, noise floor, figures and provenance of one or more traces, and return the file.
 
-    Raises TraceExistsError if `out` exists without `force`, UsageError if its name does not end in .html or it cannot
-    be written, TraceError for a trace that is not sound or compares nothing; then nothing is written.
+    Raises TraceExistsError if `out` exists without `force`, UsageError if its name does not end in .html, it is one of
+    the traces or it cannot be written, TraceError for a trace that is not sound or compares nothing; then nothing is
+    written.
     """
     paths = [trace_paths] if isinstance(trace_paths, str | os.PathLike) else list(trace_paths)
     target = Path(out)
@@ -58,6 +60,7 @@ def report(
         raise TraceExistsError(f"{target} exists; add --force to replace it")
     if not target.parent.is_dir():
         raise UsageError(f"no folder {target.parent} to write {target.name} into; make it first")
+    apart(target, paths)
     traces = [CheckedReader(path) for path in paths if not is_results(path)]
     write_bytes(target, render(traces, [path for path in paths if is_results(path)]).encode())
     return target
