@@ -108,6 +108,16 @@ class Dump:
             raise UsageError(f"{name} holds position {wrong}; the prompt has {tokens} tokens")
         return Rows(positions, values[order], logical)
 
+    def check_held(self, name: str, rows: Rows) -> None:
+        """Raises UsageError with the tensors that a hook point comes from if they leave it no row, or empty rows."""
+        if not rows.values.size:
+            pieces = [piece.item.where for _, found in sorted(self.points[name].items()) for piece in found]
+            shown = f"{', '.join(pieces[:3])}{' …' if len(pieces) > 3 else ''}"
+            raise UsageError(
+                f"{name} holds no number: {list(rows.values.shape)} is what is left of {shown}; capture it again, or "
+                "take it out of the map"
+            )
+
     def _step(self, name: str, step: int, pieces: list[_Piece], following: int) -> Rows:
         entry = pieces[0].match.entry
         where = f"{name} in step {step}"

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 
 from replayscope.inspector import dumps
-from replayscope.inspector.assemble import Dump, Rows, check_width
+from replayscope.inspector.assemble import ENTRY_POINTS, Dump, Rows, check_width
 from replayscope.inspector.cache_sizes import presets
 from replayscope.inspector.compare import compare
 from replayscope.inspector.errors import UsageError
+from replayscope.inspector.first import ratios_of
 from replayscope.inspector.name_maps import Entry, NameMap, load_map
 from replayscope.inspector.names import unknown
 from replayscope.inspector.options import ImportOptions, Result
 from replayscope.inspector.semantics import Shape, has_cut, plain, request, semantics_of
 from replayscope.model.config import ModelConfig
 from replayscope.traces.reader import TraceReader
-from replayscope.traces.schema import RunInfo, Tokens
+from replayscope.traces.schema import RunInfo, Tokens, natural_key
 from replayscope.traces.writer import TraceWriter
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,15 @@ def import_trace(options: ImportOptions) -> Result:
         return found
 
     # A pass that keeps nothing: what cannot be used is found before there is a file.
-    dtypes = {name: rows(name).logical for name in dump.points}
+    dtypes: dict[str, str] = {}
+    held = 0
+    for name in dump.points:
+        found = rows(name)
+        if not _without_entries(name, run, ratios_of(subject.config)):
+            dump.check_held(name, found)
+        dtypes[name], held = found.logical, held + found.values.size
+    if not held:
+        dump.check_held(name := next(iter(dump.points)), rows(name))
     if dump.unused:
         log.info("%d tensors of the dump are in no point of map %s", dump.unused, names.name)
     about = _provenance(options, names, tokens.ids, sorted(set(dtypes.values())))
@@ -184,6 +193,15 @@ def _run(options: ImportOptions, subject: _Subject, ids: np.ndarray | None) -> R
         replayed=r.replayed, cached=r.cached, fresh=r.fresh, decoder_rows=r.stop - max(r.first_row), floor=r.floor,
         first_row=r.first_row,
     )  # fmt: skip
+
+
+def _without_entries(name: str, run: RunInfo, ratios: Sequence[int]) -> bool:
+    """Whether a hook point is one of global entries of which the run completes none, so that there is none to dump."""
+    if name.rsplit(".", 1)[-1] not in ENTRY_POINTS:
+        return False
+    layer = natural_key(name)[0]
+    ratio = max(1, ratios[layer]) if layer < len(ratios) else 1
+    return run.stop // ratio == run.start // ratio
 
 
 def _provenance(options: ImportOptions, names: NameMap, ids: np.ndarray, dtypes: list[str]) -> dict[str, Any]:

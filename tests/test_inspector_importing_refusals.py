@@ -4,6 +4,7 @@ import json
 import pickle
 import struct
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests.sglang_dump import by_layout
 from tests.test_inspector_unpack import ROUND, drawn, pack
 
 N, WIDTH = 12, 8
+ROOT = Path(__file__).parents[1]
 CONFIG = {"model_type": "other", "num_hidden_layers": 3, "hidden_size": WIDTH, "vocab_size": 20, "sliding_window": 4}
 WHO = ["--engine", "e", "--engine-version", "1", "--engine-commit", "c"]
 
@@ -135,6 +137,10 @@ def test_a_damaged_file(damage, work, tmp_path):
     [
         ([], "holds nothing that --format sglang-dump reads"),
         ([("unheard", torch.ones(N, WIDTH), {})], "knows none of the 1 names in the dump; among them: unheard"),
+        ([hidden(0)], "layers.0.hidden holds no number: [0, 8] is what is left of step=0___rank=0"),
+        ([hidden(), hidden(0, layer=1)], "layers.1.hidden holds no number: [0, 8] is what is left of"),
+        ([hidden(), ("topk", torch.ones(N, 0, dtype=torch.int32), {"layer_id": 2})], "layers.2.topk holds no number"),
+        ([("positions", torch.full((N,), -1), {}), hidden()], "positions fall at row 1 of step 0"),
         ([hidden(N + 1)], "layers.0.hidden holds position 12; the prompt has 12 tokens"),
         ([hidden(layer=3)], "the source has a layer 3 for layers.{layer}.hidden; the model has layers 0 to 2"),
         ([("hidden", torch.ones(N, WIDTH), {})], "needs a layer, and neither the name nor a tag"),
@@ -358,3 +364,22 @@ def test_slots_say_where_each_row_lies(work, tmp_path):
         path.unlink()
     dump(tmp_path, ("pool", torch.tensor(rows[:9]), {"layer_id": 0}), ("slots.0", slots, {}))
     refused(work, tmp_path, "has 9 slots, and slots.{layer} asks for 9", names=names)
+
+
+def test_a_point_of_entries_may_be_empty_only_where_none_is_complete(work, tmp_path):
+    """One token of a model whose layer 2 makes an entry of two rows, and layer 6 of one."""
+    (tmp_path / "model" / "config.json").write_text((ROOT / "model" / "mini.json").read_text())
+    one = ("-p", "ids:1")
+    state, none = ("hidden", torch.ones(1, 128), {"layer_id": 0}), torch.ones(0, 32)
+    dump(tmp_path, state, ("global_kv", none, {"layer_id": 2}))
+    code, _, err = work(*one, prompt=False)
+    assert code == 0 and TraceReader(tmp_path / "t.h5").state(0, "layers.2.global_kv").values.shape == (0, 32), err
+    (tmp_path / "t.h5").unlink()
+    for path in where(tmp_path):
+        path.unlink()
+    dump(tmp_path, ("global_kv", none, {"layer_id": 2}))
+    code, _, err = work(*one, prompt=False)
+    assert code == 2 and "layers.2.global_kv holds no number" in err and not list(tmp_path.glob("t.h5*"))
+    dump(tmp_path, state, ("global_kv", none, {"layer_id": 6}))
+    code, _, err = work(*one, prompt=False)
+    assert code == 2 and "layers.6.global_kv holds no number" in err and not list(tmp_path.glob("t.h5*"))
