@@ -35,10 +35,11 @@ class Captured:
 class Capture:
     """Copies the hook points that match ``globs`` while the ``with`` block runs.
 
-    states: (request index, hook point) → Captured; rows of later steps are appended. With a sink they go there instead,
-    as soon as they are copied, and nothing is kept: for plans that run in one step. kept: points that an earlier part
-    of the run has kept, and that need not fire. Raises UsageError for a glob that matches nothing, and HookError at the
-    end of the block for a point that never fired.
+    states: (request index, hook point) → Captured; rows of later steps are appended. Entries may be none, rows [0, …];
+    a request without rows of another point in a layer does not run there and has no state. With a sink they go there
+    instead, as soon as they are copied, and nothing is kept: for plans that run in one step. kept: points that an
+    earlier part of the run has kept, and that need not fire. Raises UsageError for a glob that matches nothing, and
+    HookError at the end of the block for a point that never fired.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class Capture:
             if name not in self.names:
                 continue
             for s in frame.spans[point]:
-                if s.count:
+                # A layer that writes entries may have none to write: two tokens make one, and a prompt may have fewer.
+                if s.count or is_entry_point(name):
                     self._add(s.request, name, torch.arange(s.first, s.first + s.count), tensor[s.rows])
 
     def _add(self, request: int, name: str, positions: Tensor, values: Tensor) -> None:

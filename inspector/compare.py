@@ -113,6 +113,11 @@ class _Both:
         table = row_table(pair[2], arm.values, ref.values, ref.positions, self.first.tokens.ids)
         return ref, arm, table
 
+    def holds(self, pair: Pair) -> bool:
+        """Whether a side holds a row. Where neither does nothing is missing: a prompt of one token has no entry."""
+        a, b, name = pair
+        return len(self.first.positions(a.index, name)) + len(self.second.positions(b.index, name)) > 0
+
     def aligned(self, pair: Pair) -> tuple[State, State, int]:
         """Both states at common positions, and the number of positions that only one side holds.
 
@@ -154,7 +159,8 @@ def _first(
         found = {key: max(limit, noise.of_a_row(key, measured.get(key, 0.0))) for key, limit in at.items()}
         return {_HEADLINES[table.kind]: 0.0} if bare_differs else found
 
-    cell, rows, points, empty = find(todo, both.load, of_rows, ratios_of(both.first.config))
+    cell, rows, points, without = find(todo, both.load, of_rows, ratios_of(both.first.config))
+    empty = list(dict.fromkeys(pair[2] for pair in without if both.holds(pair)))
     if cell is None and (idle := [t for names in limits.values() for t in names if t not in used]):
         raise UsageError(f"no point of {idle[0].glob!r} has {idle[0].metric}")
     if empty and bare_differs and rows:
@@ -222,8 +228,8 @@ def _row(both: _Both, pair: Pair, tolerances: Sequence[Tolerance], floors: Mappi
     table = fold(rows)
     metrics = {key: float(metric(table, key)[0, 0, 0]) for key in metrics_of(table)}
     headline = _HEADLINES[table.kind]
-    # A metric that has no value for this point, or no rows to take it from, cannot pass.
-    judged = _judged(tolerances, floors, list(metrics), headline)
+    # A metric that has no value for this point, or no rows to take it from, cannot pass, unless neither side has any.
+    judged = _judged(tolerances, floors, list(metrics), headline) if len(ref.positions) or left_out else {}
     passed = all(noise.distance(metrics, key) <= limit for key, limit in judged.items()) if judged else None
     tightest = [tightest_limit(key, noise.distance(metrics, key)) for key in judged or [headline]]
     if table.kind != "discrete":

@@ -17,9 +17,9 @@ class Row:
 
     n: positions compared; left_out: positions that only one side holds. metrics: name -> value, see METRICS; for
     states also max_rel over elements whose reference is not zero, and zero_reference, the number of the others.
-    worst: None if nothing differs. passed: None where neither a tolerance nor a floor judges the point. tightest: the
-    smallest tolerances that would pass, such as 'rel_l2<=3.2e-04'; None where no number would. floor: the noise floor
-    of the headline, None if none was given for this point.
+    worst: None if nothing differs. passed: None where neither a tolerance nor a floor judges the point, or neither side
+    holds a row of it. tightest: the smallest tolerances that would pass, such as 'rel_l2<=3.2e-04'; None where no
+    number would. floor: the noise floor of the headline, None if none was given for this point.
     """
 
     name: str
@@ -92,7 +92,8 @@ def _table(rows: Sequence[Row], kinds: Sequence[str]) -> list[str]:
         numbers = [f"{row.metrics[key]:.2e}" if key in row.metrics else "–" for key in ("rel_l2", "max_abs")]
         if with_floor:
             numbers.append("–" if row.floor is None else f"{row.floor:.2e}")
-        worst = ("identical", "", "") if row.n else ("no row in common", "", "")
+        none = "no row in common" if row.left_out else "no row on either side"
+        worst = ("identical" if row.n else none, "", "")
         if row.worst:
             channel = ",".join(map(str, row.worst.channel))
             worst = (f"{row.worst.position}[{channel}]", f"{row.worst.first:.6g}", f"{row.worst.second:.6g}")

@@ -42,16 +42,16 @@ def find(
     load: Callable[[Pair], tuple[State, State, Table]],
     limits: Callable[[str, Table], Mapping[str, float]],
     ratios: Sequence[int],
-) -> tuple[First | None, int, int, list[str]]:
-    """The first cell over a limit, or None; the rows and hook points that were compared until then, and the hook points
-    with a limit that the two sides hold no row of in common.
+) -> tuple[First | None, int, int, list[Pair]]:
+    """The first cell over a limit, or None; the rows and hook points that were compared until then, and those with a
+    limit of which the two sides hold no row in common.
 
     load: both states at their common positions, and their table with a bucket per row. limits: of a hook point, metric
     -> largest distance that a row may have; a hook point without any is not judged. ratios: per layer, rows that a
     global entry covers. Of rows at the same position, the one that a token meets first comes first.
     """
     rows = points = 0
-    empty: dict[str, None] = {}
+    empty: list[Pair] = []
     in_order = sorted(pairs, key=lambda pair: natural_key(pair[2]))
     for _, layer in itertools.groupby(in_order, key=lambda pair: natural_key(pair[2])[0]):
         found: list[First] = []
@@ -60,7 +60,7 @@ def find(
             judged = limits(pair[2], table)
             if not len(ref.positions):
                 # No row is over a limit, and none is within it either.
-                empty |= dict.fromkeys([pair[2]] if judged else [])
+                empty += [pair] if judged else []
                 continue
             rows, points = rows + len(ref.positions), points + 1
             if over := _first_row(pair, ref, arm, table, judged, ratios):
@@ -68,8 +68,8 @@ def find(
         if found:
             # sorted and min keep the order of hook points and runs at equal positions.
             earliest = min(found, key=lambda cell: cell.position)
-            return First(**{**vars(earliest), "rows": rows, "points": points}), rows, points, list(empty)
-    return None, rows, points, list(empty)
+            return First(**{**vars(earliest), "rows": rows, "points": points}), rows, points, empty
+    return None, rows, points, empty
 
 
 def _first_row(

@@ -11,6 +11,7 @@ from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.plan import Plan
 from replayscope.inspector.semantics import request
+from replayscope.model.mini import CONFIG
 from replayscope.model.reference import logits
 from replayscope.traces import TraceReader
 from tests import v41
@@ -138,3 +139,32 @@ def test_states_reach_the_file_layer_by_layer(tmp_path, monkeypatch):
     assert cli.main([*words, "--force"]) == 0
     assert len(TraceReader(out).states()) == v41.config().num_hidden_layers
     assert not partial.path.exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--compression", "gzip"], ["--store-dtype", "bf16"]], ids="".join)
+def test_a_layer_without_a_whole_entry_has_an_empty_state(tmp_path, capsys, more):
+    """One token is no entry of ratio 2, in any arm, and neither is the last of three behind a cut of two. What is empty
+    is read back, shown and compared as such."""
+    one, three = tmp_path / "one.h5", tmp_path / "three.h5"
+    arms = ["--arms", "full,hit,encoder,oracle:encoder", "--hooks", "layers.*.{global_kv,index_k}", "-q", *more]
+    assert cli.main(["record", "-m", "mini", "-p", "a", *arms, "-o", str(one)]) == 0
+    assert cli.main(["record", "-m", "mini", "-p", "abc", "--cuts", "2", *arms, "-o", str(three)]) == 0
+    for path, empty in (
+        (one, ["full", "hit", "encoder", "oracle:full", "oracle:encoder"]),
+        (three, ["hit", "encoder"]),
+    ):
+        trace = TraceReader(path)
+        assert trace.verify() == [] and {"full", "encoder"} <= {run.arm for run in trace.runs}
+        for run, name in trace.states():
+            state, ratio = trace.state(run, name), CONFIG.compress_ratios[int(name.split(".")[1])]
+            none = ratio == 2 and trace.runs[run].arm in empty
+            assert (len(state.positions) == 0) == none, (name, trace.runs[run].label)
+            width = CONFIG.head_dim if name.endswith("global_kv") else CONFIG.index_head_dim
+            assert state.values.shape == (len(state.positions), width)
+        assert {(run.index, "layers.2.global_kv") for run in trace.runs} <= set(trace.states())
+        assert cli.main(["show", str(path), "--verify"]) == 0
+        capsys.readouterr()
+        for how in ([], ["--first"]):
+            # Nothing is missing where neither side has a row.
+            assert cli.main(["compare", str(path), str(path), "--tol", "layers.*=rel_l2<=0", *how]) == 0
+        assert "no row on either side" in capsys.readouterr().out

@@ -151,3 +151,19 @@ def test_panels_keep_their_axes_and_marks(trace):
     assert [f"<b>{name}</b>" in names for name in SIDES] == [True] * 3
     cuts = [note for note in figure.layout.annotations if note.text.startswith("cut H")]
     assert sorted(note.yref for note in cuts) == ["y", "y2", "y3"]
+
+
+def test_a_layer_that_wrote_nothing_is_said_to_have_and_the_others_are_shown(tmp_path):
+    """A prompt of one token has an entry in layers of ratio 1 only."""
+    runs = [RunInfo(i, arm, "paper", cut, 1 if cut else None, 0, 2, 2, 1, exact_in=[[]] * 2, exact_out=[[]] * 2)
+            for i, (arm, cut) in enumerate((("full", None), ("encoder", 1)))]  # fmt: skip
+    with TraceWriter(tmp_path / "t.h5") as out:
+        out.header(config={}, provenance={"dtype": "float32"}, tokens=Tokens(np.arange(2), ["x"] * 2))
+        out.runs(runs)
+        for run, layer in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            out.state(run, f"layers.{layer}.index_k", np.arange(layer), np.ones((layer, 4), np.float32), "float32")
+    trace = TraceReader(tmp_path / "t.h5")
+    with pytest.raises(NotRecorded, match=r"encoder cut 1 replay 1 wrote no index_k there; choose another run, layer"):
+        tensor_chart(trace, 1, "index_k", layer=0)
+    grids = [panel.grid for panel in tensor_chart(trace, 1, "index_k").panels.values()]
+    assert [(grid.kind[:, 0].tolist(), grid.rows) for grid in grids][2] == ([ABSENT, IDENTICAL], ["0", "1"])

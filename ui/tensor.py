@@ -60,7 +60,11 @@ def tensor_chart(
     names = _names(trace, info.index, other, point)
     if layer is not None and layer not in names:
         raise UsageError(f"no {point} of layer {layer}; stored are {', '.join(map(str, names))}")
-    there = trace.positions(info.index, names[layer if layer is not None else next(iter(names))])
+    # The first layer that has rows: of one token only layers of ratio 1 have an entry.
+    among = [layer] if layer is not None else list(names)
+    there = next((at for i in among if len(at := trace.positions(info.index, names[i]))), np.array([], np.int64))
+    if not len(there):
+        raise NotRecorded(f"{info.label} wrote no {point} there; choose another run, layer or hook point")
     position = _nearest(there, (info.cut or 1) - 1 if position is None else position)
     if layer is None and len(names) > 1:
         both = _stack([states.pair(trace, info.index, other, n, np.array([position])) for n in names.values()])
@@ -156,8 +160,6 @@ def _names(trace: TraceReader, run: int, other: int, point: str) -> dict[int, st
 
 
 def _nearest(there: np.ndarray, wanted: int) -> int:
-    if not len(there):
-        raise NotRecorded("this state has no rows; record the run again")
     if not there[0] <= wanted <= there[-1]:
         raise UsageError(f"position {wanted} is outside the stored rows, {there[0]} … {there[-1]}")
     return int(there[np.abs(there - wanted).argmin()])
