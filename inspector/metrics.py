@@ -113,6 +113,8 @@ def _rel_max(a: Arrays) -> ndarray:
 def _cosine(a: Arrays) -> ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         distance = np.clip(1.0 - a["dot"] / (np.sqrt(a["ref2"]) * np.sqrt(a["arm2"])), 0.0, 2.0)
+    # Over a sum that overflowed every number is 0, which would tell of a right angle.
+    distance = np.where(np.isinf(a["ref2"]) | np.isinf(a["arm2"]), np.nan, distance)
     distance = np.where(a["diff2"] == 0, 0.0, distance)
     return np.where(a.get("nonfinite", np.int64(0)) > 0, np.nan, distance)
 
@@ -120,7 +122,9 @@ def _cosine(a: Arrays) -> ndarray:
 def _norm_ratio(a: Arrays) -> ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.sqrt(a["arm2"]) / np.sqrt(a["ref2"])
-    return np.where((a["arm2"] == 0) & (a["ref2"] == 0), 1.0, ratio)
+    ratio = np.where(np.isinf(a["ref2"]), np.nan, ratio)
+    same = (a["arm2"] == 0) & (a["ref2"] == 0) | np.isinf(a["ref2"]) & (a.get("diff2", np.nan) == np.float64(0))
+    return np.where(same, 1.0, ratio)
 
 
 def _max_abs(a: Arrays) -> ndarray:
@@ -173,13 +177,14 @@ def _needs(name: str, arrays: Arrays) -> bool:
     return set(asked) - {"n"} <= set(arrays)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def state_sums(a: ndarray, r: ndarray, tol_abs: float = TOL_ABS, tol_rel: float = TOL_REL) -> dict[str, ndarray]:
     """Per-row sums of an arm against the reference; a, r: [row, …] numbers -> each [row].
 
     elements: numbers compared. diff2 Σ(a-r)², ref2 Σr², arm2 Σa², dot Σa·r, float64, over pairs finite on both sides.
     max_abs, max_col: largest abs difference of those pairs and its flat channel, -1 if none differs.
     over: those pairs with |a-r| > tol_abs + tol_rel·|r|. nonfinite: pairs with a non-finite side, unless both are the
-    same infinity or both NaN. bad: non-finite numbers of the arm.
+    same infinity or both NaN. bad: non-finite numbers of the arm. What float64 cannot hold is inf, and dot may be NaN.
     """
     a, r = (np.asarray(x, np.float64).reshape(len(x), math.prod(np.shape(x)[1:])) for x in (a, r))
     finite = np.isfinite(a) & np.isfinite(r)
@@ -203,6 +208,7 @@ def state_sums(a: ndarray, r: ndarray, tol_abs: float = TOL_ABS, tol_rel: float 
     }
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def logits_sums(arm: ndarray, ref: ndarray, next_ids: ndarray, k: int = 5) -> dict[str, ndarray]:
     """Per-row divergence of logits; arm, ref: [row, vocabulary], next_ids: [row] the token that follows, -1 for none.
 
@@ -214,10 +220,9 @@ def logits_sums(arm: ndarray, ref: ndarray, next_ids: ndarray, k: int = 5) -> di
     arm, ref, next_ids = np.asarray(arm, np.float64), np.asarray(ref, np.float64), np.asarray(next_ids, np.int64)
     p, q = _log_softmax(ref), _log_softmax(arm)
     token = np.maximum(next_ids, 0)[:, None]
-    with np.errstate(invalid="ignore"):
-        # Where both agree the mean is that very number, so that equal rows have distance 0 to the last bit.
-        half = np.where(p == q, p, np.logaddexp(p, q) - np.log(2.0))
-        dlogp = (np.take_along_axis(q, token, 1) - np.take_along_axis(p, token, 1))[:, 0]
+    # Where both agree the mean is that very number, so that equal rows have distance 0 to the last bit.
+    half = np.where(p == q, p, np.logaddexp(p, q) - np.log(2.0))
+    dlogp = (np.take_along_axis(q, token, 1) - np.take_along_axis(p, token, 1))[:, 0]
     order = np.sort(ref, 1)
     return {
         "kl": _kl(p, q),
@@ -231,15 +236,13 @@ def logits_sums(arm: ndarray, ref: ndarray, next_ids: ndarray, k: int = 5) -> di
 
 
 def _log_softmax(x: ndarray) -> ndarray:
-    with np.errstate(invalid="ignore"):
-        shifted = x - x.max(1, keepdims=True)
-        return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    shifted = x - x.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
 
 
 def _kl(p: ndarray, q: ndarray) -> ndarray:
     """Σ exp(p)·(p − q) over log-probabilities [row, vocabulary]; rounding may not push it below 0."""
-    with np.errstate(invalid="ignore"):
-        term = np.where(p == -np.inf, 0.0, np.exp(p) * (p - q))
+    term = np.where(p == -np.inf, 0.0, np.exp(p) * (p - q))
     return np.maximum(term.sum(1), 0.0)
 
 

@@ -54,7 +54,8 @@ def fold(rows: Table) -> Table:
     arrays = {}
     for key, values in rows.arrays.items():
         largest = key.startswith("max") or key.endswith("max")
-        whole = values.max(2, keepdims=True, initial=0) if largest else values.sum(2, keepdims=True)
+        with np.errstate(over="ignore", invalid="ignore"):
+            whole = values.max(2, keepdims=True, initial=0) if largest else values.sum(2, keepdims=True)
         arrays[key] = whole
     return Table(rows.kind, ("all",), arrays)
 
@@ -83,7 +84,8 @@ def element_errors(arm: ndarray, ref: ndarray) -> dict[str, float]:
     arm, ref = np.asarray(arm, np.float64), np.asarray(ref, np.float64)
     finite = np.isfinite(arm) & np.isfinite(ref)
     counted, zero = finite & (ref != 0), finite & (ref == 0) & (arm != 0)
-    relative = np.abs(arm[counted] - ref[counted]) / np.abs(ref[counted])
+    with np.errstate(over="ignore"):
+        relative = np.abs(arm[counted] - ref[counted]) / np.abs(ref[counted])
     return {
         "max_rel": float(relative.max(initial=0.0)),
         "zero_reference": int(zero.sum()),
@@ -95,7 +97,7 @@ def _worst(arm: ndarray, ref: ndarray, position: int) -> Worst:
     """Of one row: an element that is finite on one side only, else the largest difference."""
     a, r = np.asarray(arm, np.float64), np.asarray(ref, np.float64)
     same = (a == r) | (np.isnan(a) & np.isnan(r))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         gap = np.where(same, 0.0, np.nan_to_num(np.abs(a - r), nan=np.inf))
     at = np.unravel_index(int(gap.argmax()), gap.shape)
     return Worst(position, tuple(map(int, at)), float(r[at]), float(a[at]))

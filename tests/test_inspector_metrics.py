@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.metrics import METRICS, kind_of_rows, logits_sums, metric, metrics_of, state_sums
-from replayscope.inspector.rowwise import element_errors
+from replayscope.inspector.rowwise import element_errors, fold, row_table, worst_of
 from replayscope.traces import RowTable, Table, TraceReader
 from replayscope.traces.schema import relative_l2
 from tests.synthetic import synthetic_trace
@@ -87,6 +88,45 @@ def test_a_non_finite_mismatch_is_counted_and_never_small(left, right):
     assert value(a, r, "nonfinite") == 1
     assert value(a, r, "rel_l2") == INF and value(a, r, "max_abs") == INF and math.isnan(value(a, r, "cosine"))
     assert value(a, r, "share_over") == 0.5
+
+
+HUGE = np.full(4, 1e300)
+
+
+@pytest.mark.parametrize(
+    ("arm", "reference", "wanted"),
+    [
+        (HUGE, np.ones(4), {"rel_l2": INF, "max_abs": 1e300, "norm_ratio": INF, "cosine": NAN, "nonfinite": 0}),
+        (np.ones(4), HUGE, {"rel_l2": NAN, "max_abs": 1e300, "norm_ratio": NAN, "cosine": NAN, "share_over": 1}),
+        (HUGE, -HUGE, {"rel_l2": NAN, "max_abs": 2e300, "norm_ratio": NAN, "cosine": NAN}),
+        (HUGE, HUGE, {"rel_l2": 0, "max_abs": 0, "norm_ratio": 1, "cosine": 0, "share_over": 0, "nonfinite": 0}),
+        # The difference is small beside what overflows, and is not nothing.
+        (np.array([1e300, 1.0]), np.array([1e300, 2.0]), {"rel_l2": NAN, "max_abs": 1, "norm_ratio": NAN}),
+        (np.array([1.7e308]), np.array([-1.7e308]), {"rel_l2": NAN, "max_abs": INF, "nonfinite": 0}),
+    ],
+)
+def test_a_sum_that_overflows_is_inf_and_never_a_small_distance(arm, reference, wanted):
+    assert {name: value(arm, reference, name) for name in wanted} == pytest.approx(wanted, nan_ok=True)
+
+
+ENDS = st.sampled_from([0.0, 1.0, 1e-300, 5e-324, 1e160, 1e300, -1e300, 1.7e308, -1.7e308, INF, -INF, NAN])
+EXTREME = hnp.arrays(np.float64, (2, 3), elements=ENDS)
+
+
+@pytest.mark.parametrize("name", ["layers.0.hidden", "logits"])
+@given(EXTREME, EXTREME)
+def test_no_number_makes_numpy_warn(name, arm, ref):
+    at = np.arange(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = row_table(name, arm, ref, at, np.arange(3))
+        for table in (rows, fold(rows)):
+            found = {key: metric(table, key) for key in metrics_of(table)}
+            # What differs is told by every metric that a comparison is judged by first.
+            differs = table.arrays["max_abs"] > 1e-160
+            assert not (differs & (found["rel_l2"] == 0)).any()
+        element_errors(arm, ref)
+        worst_of(rows, arm, ref, at)
 
 
 def test_finite_pairs_are_summed_beside_a_nan():

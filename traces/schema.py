@@ -214,10 +214,12 @@ def relative_l2(
     diff2: np.ndarray, ref2: np.ndarray, n: np.ndarray | int, nonfinite: np.ndarray | int = 0
 ) -> np.ndarray:
     """sqrt(diff2 / ref2), of any shape; 0 where nothing differs, inf where the reference is zero and the arm is not or
-    where a non-finite number stands on one side only, NaN where n = 0."""
+    where a non-finite number stands on one side only, NaN where n = 0 and where ref2 overflowed."""
     diff2, ref2 = np.asarray(diff2, np.float64), np.asarray(ref2, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.sqrt(diff2) / np.sqrt(ref2)
+    # Over a sum that overflowed every number is 0, as if nothing differed.
+    ratio = np.where(np.isinf(ref2), np.nan, ratio)
     ratio = np.where(diff2 == 0, 0.0, ratio)
     ratio = np.where(np.asarray(nonfinite) > 0, np.inf, ratio)
     return np.where(np.asarray(n) == 0, np.nan, ratio)
