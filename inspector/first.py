@@ -1,6 +1,7 @@
 """The first cell over its threshold, by layer and then by position; nothing behind it is read."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +112,8 @@ def told(cell: First, texts: Sequence[str], kinds: Sequence[str] = ()) -> Iterab
     if 0 <= cell.position < len(texts):
         where += f", token {texts[cell.position][:40]!a}"
     yield f"first cell over its threshold: {kind_beside(cell.name, kinds)}, {where}, in {run}"
-    yield f"  {cell.metric} {cell.value:.3e} is over {cell.limit:.3e}"
+    value = "has no value, and so is not within" if math.isnan(cell.value) else f"{cell.value:.3e} is over"
+    yield f"  {cell.metric} {value} {cell.limit:.3e}"
     if cell.worst:
         channel = ",".join(map(str, cell.worst.channel))
         both = f"{cell.worst.first:.9g} in the first, {cell.worst.second:.9g} in the second"

@@ -9,6 +9,7 @@ import pytest
 from replayscope.inspector import cli
 from replayscope.inspector.compare import compare, comparison
 from replayscope.inspector.errors import CompareError, UsageError
+from replayscope.inspector.first import First, told
 from replayscope.traces import Table, TraceReader, TraceWriter
 from tests.test_inspector_compare import CONFIG, RUN, TOKENS, N, states, tolerances, write
 
@@ -166,6 +167,11 @@ def test_a_point_that_is_judged_does_not_pass_without_a_row(tmp_path, capsys):
     assert first(traces, "layers.*=rel_l2<=0").passed
     found = first(traces)
     assert found.passed and found.notes == ["no row in common at logits"]
+
+
+def test_a_metric_without_a_value_is_told_in_words():
+    cell = First("final", "full", "full", 3, None, "rel_l2", np.nan, 0.1, None, 4, 1)
+    assert list(told(cell, []))[1] == "  rel_l2 has no value, and so is not within 1.000e-01"
 
 
 # --- the floor ---------------------------------------------------------------------------------------------------

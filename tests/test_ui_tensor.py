@@ -1,5 +1,6 @@
 """Single values: those of the file, of both sides, and no more of the file than is shown."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +168,20 @@ def test_a_layer_that_wrote_nothing_is_said_to_have_and_the_others_are_shown(tmp
         tensor_chart(trace, 1, "index_k", layer=0)
     grids = [panel.grid for panel in tensor_chart(trace, 1, "index_k").panels.values()]
     assert [(grid.kind[:, 0].tolist(), grid.rows) for grid in grids][2] == ([ABSENT, IDENTICAL], ["0", "1"])
+
+
+def test_values_beyond_float32_are_drawn_without_a_warning(tmp_path):
+    runs = [RunInfo(i, arm, "paper", cut, 1 if cut else None, 0, 2, 2, 1, exact_in=[[]], exact_out=[[]])
+            for i, (arm, cut) in enumerate((("full", None), ("encoder", 1)))]  # fmt: skip
+    with TraceWriter(tmp_path / "t.h5") as out:
+        out.header(config={}, provenance={"dtype": "float64"}, tokens=Tokens(np.arange(2), ["x"] * 2))
+        out.runs(runs)
+        for run, value in ((0, -1e300), (1, 1e300)):
+            values = np.array([[value, 1e200], [1.0, 0.0]])
+            out.state(run, "layers.0.hidden", np.arange(2), values, "float64")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = tensor_chart(TraceReader(tmp_path / "t.h5"), 1, "hidden", position=0)
+        figure = draw_panels(made, made.panels)
+    sides = [trace.z for trace in figure.data if trace.name == "magnitude"]
+    assert [side[0][0] for side in sides[:2]] == [-1e300, 1e300]

@@ -85,8 +85,10 @@ def _cells(figure: go.Figure, chart: MapChart) -> None:
     shown = ~np.isin(grid.kind, (ABSENT, IDENTICAL, BUG)) & ~np.isnan(grid.value)
     low, high = scale.ends
     places, texts = scale.ticks()
+    # Half of the bytes, unless the bar goes farther than they do.
+    narrow = np.float32 if max(abs(low), abs(high)) < float(np.finfo(np.float32).max) else np.float64
     figure.add_heatmap(
-        z=np.where(shown, scale.place(grid.value), np.nan).astype(np.float32),
+        z=np.where(shown, scale.place(grid.value), np.nan).astype(narrow),
         text=np.where(shown, hover, ""),
         name="magnitude", zmin=low, zmax=high, colorscale=scale.colours,
         colorbar={

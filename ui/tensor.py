@@ -194,7 +194,7 @@ def _panels(
     labels: list[str], row: str, exact: np.ndarray,
 ) -> dict[str, MapChart]:  # fmt: skip
     both = fit(np.stack([arm, ref]), POINT_WORDS[point], "signed")
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         gap = np.where((arm == ref) | (np.isnan(arm) & np.isnan(ref)), 0.0, arm - ref)
     missing = np.isnan(arm) | np.isnan(ref)
     floor = np.broadcast_to(_floors(trace, info, point, layer, row, len(labels))[:, None], arm.shape)
@@ -245,7 +245,7 @@ def _title(info: RunInfo, point: str, where: str, arm: np.ndarray, ref: np.ndarr
     head = f"{arm_words(info.arm)}{'' if info.cut is None else f' at cut {count(info.cut)}'}: the {POINT_WORDS[point]}"
     if np.isnan(arm).all() or np.isnan(ref).all():
         return f"{head}{where} is stored on one side only"
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         gap = np.abs(np.where(arm == ref, 0.0, arm - ref))
     size = np.nan_to_num(gap, nan=-1.0, posinf=np.inf)
     differ = int((size > 0).sum())
