@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from replayscope.inspector.errors import ReplayScopeError, UsageError
+from replayscope.inspector.errors import ReplayScopeError, UsageError, system_error
 from replayscope.inspector.names import nearest, unknown
 from replayscope.inspector.options import Result
 from replayscope.inspector.parser import build_parser
@@ -127,7 +127,7 @@ def _explain(error: Exception) -> str:
     """One line for an error that is not the project's own."""
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename is not None else ""
-        return f"{name}{error.strerror or error}"
+        return f"{name}{system_error(error)}"
     # Torch's own errors are told apart by name and text, so that torch need not be imported here.
     memory = (
         isinstance(error, MemoryError)

@@ -5,9 +5,9 @@ ReplayScopeError
 └── CompareError   two traces that cannot be set against each other
 """
 
-from replayscope.traces.errors import ReplayScopeError
+from replayscope.traces.errors import ReplayScopeError, system_error
 
-__all__ = ["CompareError", "ReplayScopeError", "UsageError"]
+__all__ = ["CompareError", "ReplayScopeError", "UsageError", "system_error"]
 
 
 class UsageError(ReplayScopeError):

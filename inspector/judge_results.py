@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from replayscope.inspector.errors import UsageError
+from replayscope.inspector.errors import UsageError, system_error
 from replayscope.inspector.judge_contract import Contract, parse
 from replayscope.inspector.task_files import TaskFile
 from replayscope.traces.disk import lock
@@ -63,7 +63,7 @@ def _lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
             raise UsageError(f"{path.name} is larger than any results; give the file that judge run wrote")
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+        raise UsageError(f"{path}: {system_error(error)}") from None
     whole, _, _ = data.rpartition(b"\n")
     raw = whole.split(b"\n")
     try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replayscope.inspector import samples
-from replayscope.inspector.errors import UsageError
+from replayscope.inspector.errors import UsageError, system_error
 from replayscope.inspector.names import nearest
 
 FORMS = "@FILE, - (standard input), ids:1,2,3, a sample's name, or the text itself"
@@ -39,7 +39,7 @@ class Prompt:
         try:
             data = Path(self.value).read_bytes() if self.kind == "file" else sys.stdin.buffer.read()
         except OSError as error:
-            raise UsageError(f"{name} cannot be read: {error.strerror or error}") from None
+            raise UsageError(f"{name} cannot be read: {system_error(error)}") from None
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replayscope.inspector.errors import UsageError
+from replayscope.inspector.errors import UsageError, system_error
 from replayscope.inspector.names import short
 from replayscope.model.tasks import Sample
 
@@ -35,7 +35,7 @@ def load(path: str | Path) -> TaskFile:
         # An editor may have put a byte order mark before it.
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise UsageError(f"task file {path} cannot be read: {error.strerror or error}") from None
+        raise UsageError(f"task file {path} cannot be read: {system_error(error)}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"task file {path} is not UTF-8 text (byte {error.start})") from None
     tasks: dict[str, dict[int, Sample]] = {}

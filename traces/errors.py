@@ -10,6 +10,42 @@
 The tree starts here because `traces` imports nothing else of the package.
 """
 
+import errno
+
+# What can be done about an error of the system, by its number; the system says what went wrong.
+_NEXT = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is a file; check the path",
+    errno.EISDIR: "give a file, not a folder",
+    errno.EACCES: "give another path, or have its permissions changed",
+    errno.EPERM: "give another path, or have its permissions changed",
+    errno.EROFS: "give a path on a disk that can be written",
+    errno.ENAMETOOLONG: "give a shorter one",
+    errno.ELOOP: "its links lead in a circle; give the file itself",
+    errno.EEXIST: "give another path",
+    errno.ENOTEMPTY: "give another path",
+    errno.ENOSPC: "make room, or give a path on another disk",
+    errno.EDQUOT: "make room, or give a path on another disk",
+    errno.EFBIG: "give a path on a disk that takes files of this size",
+    errno.EMFILE: "allow more with ulimit -n",
+    errno.ENFILE: "try again when fewer are open",
+    errno.EBUSY: "try again when nothing else uses it",
+    errno.ETXTBSY: "try again when nothing else uses it",
+    errno.EIO: "the disk may be failing; try another one",
+    errno.ESTALE: "the network disk has changed; try again",
+    errno.ENODEV: "give a plain file",
+    errno.ENXIO: "give a plain file",
+    errno.ESPIPE: "give a plain file",
+}
+
+
+def system_error(error: OSError) -> str:
+    """What the system says, and the next step: `No such file or directory; check the path`. Without a number, which
+    other packages leave out, their own words."""
+    if error.errno is None:
+        return str(error)
+    return f"{error.strerror or error}; {_NEXT.get(error.errno, 'try again, or give another path')}"
+
 
 class ReplayScopeError(Exception):
     """An error for the user: one line that names the thing and the next step.

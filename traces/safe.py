@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from replayscope.traces.disk import LOCKED, recover
-from replayscope.traces.errors import TraceError, TraceFormatError, TraceLockedError, TraceVersionError
+from replayscope.traces.errors import TraceError, TraceFormatError, TraceLockedError, TraceVersionError, system_error
 from replayscope.traces.schema import FORMAT, SCHEMA_VERSION
 
 _FILTERS = {h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE}
@@ -32,7 +32,7 @@ def open_trace(path: Path) -> Iterator[h5py.File]:
     except FileNotFoundError:
         raise TraceError(f"no trace at {path}; check the path") from None
     except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror}") from None
+        raise TraceError(f"cannot read {path}: {system_error(error)}") from None
     if path.is_dir():
         raise TraceError(f"{path} is a folder; give the .h5 file in it")
     if size == 0:

@@ -17,7 +17,7 @@ import numpy as np
 from replayscope.traces.datasets import CHUNK_BYTES, put, put_attribute, put_json, put_straight, put_text
 from replayscope.traces.disk import Disk, refuse_if_locked
 from replayscope.traces.dtypes import storage_dtype
-from replayscope.traces.errors import TraceError, TraceExistsError
+from replayscope.traces.errors import TraceError, TraceExistsError, system_error
 from replayscope.traces.schema import (
     FORMAT,
     KINDS,
@@ -358,9 +358,10 @@ class TraceWriter:
 
 
 def _reason(error: BaseException) -> str:
-    """In the words of the system: HDF5 hides them in a long message."""
-    if number := getattr(error, "errno", None):
-        return os.strerror(number)
+    """In the words of the system, and the next step: HDF5 hides both in a long message."""
+    hidden = re.search(r"errno = (\d+)", str(error))
+    if number := getattr(error, "errno", None) or (int(hidden[1]) if hidden else 0):
+        return system_error(OSError(number, os.strerror(number)))
     found = re.search(r"error message = '([^']+)'", str(error))
     return found[1] if found else " ".join(str(error).split())[:160]
 

@@ -27,10 +27,13 @@ def checked_points(trace: TraceReader, reference: str | None = None) -> list[str
     """Hook points compared with a reference, or with the first one. Raises UsageError if there is none."""
     references = trace.references()
     if not references:
-        raise UsageError(f"{trace.path}: /divergence is empty: no run was compared with another")
+        raise UsageError(
+            f"{trace.path}: /divergence is empty: no run was compared with another; record full with another arm, "
+            "or set it against another trace with replayscope compare"
+        )
     reference = references[0] if reference is None else choose("reference", reference, references)
     if not (points := trace.points(reference)):
-        raise UsageError(f"{trace.path}: /divergence/{reference} is empty: no hook point was compared")
+        raise UsageError(f"{trace.path}: /divergence/{reference} is empty: no hook point was compared; record it again")
     return points
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from replayscope.inspector.checks import apart
-from replayscope.inspector.errors import UsageError
+from replayscope.inspector.errors import UsageError, system_error
 from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
 from replayscope.traces.errors import TraceExistsError
@@ -167,7 +167,7 @@ def write_bytes(target: Path, data: bytes) -> None:
         part.write_bytes(data)
         os.replace(part, target)
     except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
+        raise UsageError(f"cannot write {target}: {system_error(error)}") from error
     finally:
         part.unlink(missing_ok=True)
 
