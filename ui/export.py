@@ -16,7 +16,7 @@ from replayscope.inspector.errors import UsageError, system_error
 from replayscope.inspector.names import choose
 from replayscope.traces import TraceReader
 from replayscope.traces.errors import TraceExistsError
-from replayscope.ui import page
+from replayscope.ui import browser, page
 from replayscope.ui.checked import CheckedReader, told
 from replayscope.ui.figures import FIGURES, chart, figure
 from replayscope.ui.grid import Chart
@@ -186,12 +186,12 @@ def image(one: Chart, kind: str, dark: bool = False) -> bytes:
     Raises UsageError in one line if neither can.
     """
     with told(one.meta["trace"], f"figure as {kind}"):
-        drawn = recolour(figure(one)) if dark else figure(one)
+        shown = recolour(figure(one)) if dark else figure(one)
     # Plotly raises the same RuntimeError for a missing package and for a missing browser.
     reason = "the package kaleido is missing" if find_spec("kaleido") is None else ""
     if not reason:
         try:
-            return drawn.to_image(format=kind, width=WIDTH, height=facts(drawn)["height"], scale=2)
+            return browser.drawn(shown, kind, WIDTH, facts(shown)["height"])
         except (ImportError, ValueError) as error:
             if "kaleido" not in str(error).lower():
                 raise
@@ -207,4 +207,4 @@ def image(one: Chart, kind: str, dark: bool = False) -> bytes:
 
     log.info("%s drawn by matplotlib: %s", kind, reason)
     with told(one.meta["trace"], f"figure as {kind}"):
-        return printed.render(drawn, kind, WIDTH, facts(drawn)["height"])
+        return printed.render(shown, kind, WIDTH, facts(shown)["height"])

@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import plotly.graph_objects as go
 
 from replayscope.ui.grid import Chart
 from replayscope.ui.theme import LIGHT, escape
 
+# Pixels from the axes to below the title of x under ticks of one line, and what every further line of them adds.
+UNDER, TICK_LINE = 42, 16
 # Characters that fit beside the margins of an image 1,100 pixels wide, in DejaVu Sans, the widest font of the stack.
 TITLE_WIDTH, SENTENCE_WIDTH = 94, 158
 
 
 def heading(figure: go.Figure, chart: Chart, height: int, key: list, columns: list[int]) -> None:
-    """Title and sentence, wrapped, with the margin they need, in pixels; `height` is that of a title of one line each.
+    """Title and sentence, wrapped, with the margin they need, in pixels; `height` is that of a title of one line each
+    and of ticks of one line. The key stands below the title of x.
 
     key, columns: what a page needs to write the key beside the figure and to know what was clicked.
     """
     title = wrap(chart.title, TITLE_WIDTH)
     below = wrap(" · ".join((chart.sentence, *chart.notes)), SENTENCE_WIDTH)
     over = 22 * (len(title) - 1) + 17 * (len(below) - 1)
+    layout: Any = figure.layout
+    under = TICK_LINE * max((text.count("<br>") for text in layout.xaxis.ticktext or ()), default=0)
+    margin = layout.template.layout.margin
+    axes = height - margin.t - margin.b
+    given = layout.legend.y if layout.legend.y is not None else layout.template.layout.legend.y
+    height += over + under
     figure.update_layout(
-        height=height + over,
+        height=height,
         title={
             "text": "<br>".join(title), "subtitle": {"text": "<br>".join(below)},
             "pad": {"t": 18 + 11 * (len(title) - 1)},
         },
-        margin={"t": 88 + over},
+        margin={"t": margin.t + over, "b": margin.b + under},
+        legend={"y": min(given, -(UNDER + under) / axes)},
         meta={
             "title": chart.title, "sentence": chart.sentence, "notes": list(chart.notes),
-            "key": key, "columns": columns, "height": height + over,
+            "key": key, "columns": columns, "height": height,
         },
     )  # fmt: skip
 
