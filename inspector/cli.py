@@ -22,6 +22,7 @@ from replayscope.inspector.errors import ReplayScopeError, UsageError, system_er
 from replayscope.inspector.names import nearest, unknown
 from replayscope.inspector.options import Result
 from replayscope.inspector.parser import build_parser
+from replayscope.inspector.streams import put, say
 
 log = logging.getLogger("replayscope")
 # Torch's threads wait by spinning; beside another busy process that made a sweep ten times slower (measured).
@@ -50,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message, code, cause = _explain(error), 2, error
     if debug:
         # Beside the line, not instead of it: the exit code says the same with and without.
-        traceback.print_exception(cause)
-    print(f"replayscope: {_printable(' '.join(message.split()))}", file=sys.stderr)
+        say("".join(traceback.format_exception(cause)).rstrip("\n"))
+    say(f"replayscope: {_printable(' '.join(message.split()))}")
     return code
 
 
@@ -92,20 +93,7 @@ def _emit(result: Result, as_json: bool, quiet: bool = False) -> None:
     text = json.dumps(_strict(result.json), indent=2) if as_json else _printable("\n".join(lines).rstrip("\n"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a token's text may hold what the terminal cannot show
-    try:
-        if text:
-            print(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _forget_stdout()
-    except OSError as error:
-        _forget_stdout()
-        raise UsageError(f"cannot write to standard output: {error.strerror}; send it elsewhere") from error
-
-
-def _forget_stdout() -> None:
-    """What is still buffered goes nowhere, so that the interpreter does not complain when it closes stdout."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    put(text)
 
 
 def _printable(text: str) -> str:

@@ -9,6 +9,7 @@ from replayscope.inspector import commands, judge_options, specs
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.options import FORMATS, Result
 from replayscope.inspector.prompts import FORMS, parse_prompt
+from replayscope.inspector.streams import put
 
 MODEL_HELP = "a preset (replayscope list models), a folder with a checkpoint, or a Hugging Face folder or id"
 
@@ -22,6 +23,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def print_help(self, file: Any = None) -> None:
+        """By itself argparse says nothing of a help text that cannot be written."""
+        put(self.format_help().rstrip("\n"))
 
 
 class _Last(argparse.Action):
@@ -43,7 +48,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
 
-        print(f"replayscope {version('replayscope')}")
+        put(f"replayscope {version('replayscope')}")
         parser.exit()
 
 

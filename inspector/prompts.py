@@ -7,6 +7,7 @@ from pathlib import Path
 from replayscope.inspector import samples
 from replayscope.inspector.errors import UsageError, system_error
 from replayscope.inspector.names import nearest
+from replayscope.inspector.streams import reason
 
 FORMS = "@FILE, - (standard input), ids:1,2,3, a sample's name, or the text itself"
 
@@ -39,7 +40,8 @@ class Prompt:
         try:
             data = Path(self.value).read_bytes() if self.kind == "file" else sys.stdin.buffer.read()
         except OSError as error:
-            raise UsageError(f"{name} cannot be read: {system_error(error)}") from None
+            why = f"{reason(error)}; give @FILE or the text itself" if self.kind == "stdin" else system_error(error)
+            raise UsageError(f"{name} cannot be read: {why}") from None
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
