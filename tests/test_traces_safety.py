@@ -233,3 +233,23 @@ def test_a_flipped_byte_is_found_and_named(path):
 def test_tables_of_another_shape_are_found(path):
     change(path, f"{HIDDEN}/n", lambda at, name: at.create_dataset(name, data=np.ones((1, 1, 1))))
     assert any("/divergence/full/hidden/n is (1, 1, 1), want" in fault for fault in TraceReader(path).verify())
+
+
+def test_damage_is_named_where_it_is_met_and_once_by_verify(path):
+    with h5py.File(path) as file:
+        places = {name: file[name].id.get_chunk_info(0).byte_offset for name in ("runs", f"{HIDDEN}/diff2")}
+    data = bytearray(path.read_bytes())
+    for at in places.values():
+        data[at] ^= 255
+    path.write_bytes(data)
+    said = "is damaged: the stored bytes fail their checksum or cannot be read; replayscope show --verify"
+    refused(lambda: TraceReader(path).runs, f"/runs {said}")
+    refused(lambda: TraceReader(path).table("full", "hidden"), f"/diff2 {said}")
+    faults = TraceReader(path).verify()
+    assert len(faults) == 2 and all("damaged at rows" in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize("size", [9, 10, 16, 30, 47, 60])
+def test_a_stub_of_a_trace_is_truncated(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+    refused(lambda: TraceReader(path), "is truncated: the file ends before its data")

@@ -107,9 +107,10 @@ class TraceReader:
             if not 0 <= run < len(offsets) - 1:
                 raise TraceError(f"{self.path} has no run {run}; its runs are 0 to {len(offsets) - 2}")
             first, stop = int(offsets[run]), int(offsets[run + 1])
-            position = safe.dataset(group, "position")[first:stop]
+            position = safe.read(safe.dataset(group, "position"), slice(first, stop))
             names = [name for name in safe.names(group) if name not in ("offsets", "position")]
-            return RowTable(position, {name: safe.dataset(group, name)[:, first:stop] for name in names})
+            at = (slice(None), slice(first, stop))
+            return RowTable(position, {name: safe.read(safe.dataset(group, name), at) for name in names})
 
     def states(self) -> list[tuple[int, str]]:
         """(run, name) of every stored raw state, such as (3, 'layers.5.window_kv'), by run and then by layer."""
@@ -125,7 +126,7 @@ class TraceReader:
     def positions(self, run: int, name: str) -> np.ndarray:
         """Positions of the stored rows of one hook point in one run, without its values."""
         with safe.open_trace(self.path) as file:
-            return _positions(self._stored(file, run, name), name)[:]
+            return safe.read(_positions(self._stored(file, run, name), name))
 
     def state(self, run: int, name: str, rows: slice = slice(None)) -> State:
         """Raw values of one hook point in one run; `rows` selects stored rows, and only those are read."""
@@ -139,8 +140,8 @@ class TraceReader:
                 raise TraceFormatError(f"{self.path}: {data.name} has no logical_dtype")
             if data.dtype != storage_dtype(logical) or positions.shape != data.shape[:1]:
                 raise TraceFormatError(f"{self.path}: {data.name} does not fit its dtype tag or its positions")
-            bits = data[rows]
-            return State(positions[rows], decode(bits, logical), logical, bits, _cast(data))
+            bits = safe.read(data, rows)
+            return State(safe.read(positions, rows), decode(bits, logical), logical, bits, _cast(data))
 
     def _stored(self, file: h5py.File, run: int, name: str) -> h5py.Group:
         """The states of a run, among which is the one named."""
@@ -184,14 +185,16 @@ class TraceReader:
                     faults.append(str(item))
                 elif bad := _unreadable(item):
                     faults.append(f"{path}: {bad}")
+        more: list[str] = []
         for check in (lambda: self.config, lambda: self.provenance, lambda: self.tokens):
-            faults += _fault(check)
+            more += _fault(check)
         if not (broken := _fault(lambda: self.runs)):
             n_runs = len(self.runs)
             for reference in self.references():
                 for point in self.points(reference):
-                    faults += _fault(lambda r=reference, p=point: _fits(self.table(r, p), n_runs, f"{r}/{p}"))
-        return faults + broken
+                    more += _fault(lambda r=reference, p=point: _fits(self.table(r, p), n_runs, f"{r}/{p}"))
+        # Every damaged part is named above already; what else HDF5 stumbles over is not.
+        return faults + [fault for fault in more + broken if safe.DAMAGED not in fault]
 
     def _cached(self, key: str, read: Callable[[h5py.File], T]) -> T:
         """A small part of the file, read again only when the file has changed."""

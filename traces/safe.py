@@ -21,6 +21,9 @@ from replayscope.traces.schema import FORMAT, SCHEMA_VERSION
 _FILTERS = {h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE}
 _SMALL, _DENSEST = 64 << 20, 64
 _MAX_DEPTH = 4
+_SUPERBLOCK = 48  # bytes of the block that a file of version 3 begins with
+DAMAGED = "is damaged: the stored bytes fail their checksum or cannot be read"
+_VERIFY = "replayscope show --verify names every damaged part; copy or record it again"
 _GIVE = "give a file that record, sweep or import wrote"
 
 
@@ -41,7 +44,7 @@ def open_trace(path: Path) -> Iterator[h5py.File]:
         recover(path)
         file = h5py.File(path, "r")
     except OSError as error:
-        raise _opening(path, error) from None
+        raise _opening(path, error, size) from None
     try:
         with file:
             _check_header(file, path)
@@ -50,16 +53,17 @@ def open_trace(path: Path) -> Iterator[h5py.File]:
         raise
     except (OSError, RuntimeError, KeyError) as error:
         # What HDF5 raises on damaged bytes, by kind of damage.
-        raise TraceFormatError(f"{path} is damaged: {_short(error)}") from None
+        raise TraceFormatError(f"{path} is damaged: {_short(error)}; {_VERIFY}") from None
 
 
-def _opening(path: Path, error: OSError) -> TraceError:
+def _opening(path: Path, error: OSError, size: int) -> TraceError:
     text = str(error)
     if error.errno in LOCKED or "unable to lock file" in text:
         return TraceLockedError(f"{path} is in use by another process; try again when it is done")
     if "file signature not found" in text:
         return TraceFormatError(f"{path} is not an HDF5 file; {_GIVE}")
-    if "truncated file" in text:
+    # Of a file that ends within its first block HDF5 says whatever it stumbles over.
+    if "truncated file" in text or size < _SUPERBLOCK:
         return TraceFormatError(f"{path} is truncated: the file ends before its data; copy or record it again")
     if error.errno == 13:
         return TraceError(f"cannot read {path}: permission denied; make it readable")
@@ -190,7 +194,7 @@ def read_bytes(group: h5py.Group, name: str) -> bytes:
     data = dataset(group, name)
     if data.dtype != np.uint8 or data.ndim != 1:
         raise TraceFormatError(f"{group.file.filename}: {place(group, name)} is not text")
-    return data[()].tobytes()
+    return read(data).tobytes()
 
 
 def read_json(group: h5py.Group, name: str) -> Any:
@@ -203,7 +207,15 @@ def read_json(group: h5py.Group, name: str) -> Any:
 
 def read_array(group: h5py.Group, name: str) -> np.ndarray:
     """A whole dataset."""
-    return dataset(group, name)[()]
+    return read(dataset(group, name))
+
+
+def read(data: h5py.Dataset, where: Any = ()) -> np.ndarray:
+    """The numbers of a checked dataset at an index. Raises TraceFormatError that names it where they are damaged."""
+    try:
+        return data[where]
+    except (OSError, RuntimeError):
+        raise TraceFormatError(f"{data.file.filename}: {data.name} {DAMAGED}; {_VERIFY}") from None
 
 
 def walk(group: h5py.Group, depth: int = 0) -> Iterator[tuple[str, h5py.Dataset | TraceFormatError]]:
