@@ -138,3 +138,13 @@ def test_curves_without_a_difference_say_so():
     arrays["diff2"][:] = 0
     figure = draw_curves(replay_chart(trace))
     assert "all zero: identical everywhere" in [note.text for note in figure.layout.annotations]
+
+
+def test_a_trace_without_cut_or_replay_is_told_which_arms_have_them():
+    trace = memory(cuts=(24,))
+    for run in list(trace.runs):
+        trace.change(run.index, cut=None, replay=None)
+    for make in (healing_chart, replay_chart):
+        with pytest.raises(NotRecorded, match="--arms full,encoder") as error:
+            make(trace)
+        assert "later --cuts" not in str(error.value) and "one replay length" not in str(error.value)

@@ -45,7 +45,10 @@ def healing_chart(
     one = pick(trace, arm)
     runs = [run for run in one.runs if run.cut is not None and run.start > 0]
     if not runs:
-        raise NotRecorded(f"{trace.path}: no cut of {one.label} lies behind its replay; record later --cuts")
+        raise NotRecorded(
+            f"{trace.path}: no cut of {one.label} lies behind its replay; record later --cuts" if one.has_cut else
+            f"{trace.path}: {one.label} has no cut; record an arm that has one, with --arms full,encoder --cuts SPEC"
+        )  # fmt: skip
     at = next((k for k, t in enumerate(THRESHOLDS) if t >= threshold * (1 - 1e-9)), len(THRESHOLDS) - 1)
     threshold = THRESHOLDS[at]
     n = np.stack([table.arrays["n"][run.index, :, table.bucket("suffix")] for run in runs])

@@ -103,18 +103,25 @@ def _lengths(trace: TraceReader, arm: str | None) -> tuple[list[Series], list[in
     if arm is None:
         right = [s for s in many if ":" not in s.arm] or many
         if not right:
-            raise NotRecorded(f"{trace.path} has one replay length only; record it with --replay W,2W,4W,exact")
+            raise NotRecorded(f"{trace.path} has {_one_length(found)}")
         head = right[0]
     else:
         head = pick(trace, arm)
         if head not in many:
-            raise NotRecorded(f"{trace.path} has {head.arm} with one replay length; record --replay W,2W,4W,exact")
+            raise NotRecorded(f"{trace.path}: of {head.arm} it has {_one_length([head])}")
     kin = sorted((s for s in many if (s.arm, s.semantics) == (head.arm, head.semantics)), key=lambda s: s.replay or 0)
     same = [s for s in kin if s.design == head.design]
     shared = set(same[0].cuts).intersection(*(s.cuts for s in same))
     if not shared:
         raise NotRecorded(f"{trace.path}: no cut was run with every replay length of {head.arm}; sweep them together")
     return same, sorted(shared), [s.label for s in kin if s not in same]
+
+
+def _one_length(found: list[Series]) -> str:
+    """What is missing, and how to record it: only arms with a cut and a replay can have several lengths."""
+    if any(s.replay and s.has_cut for s in found):
+        return "one replay length only; record it with --replay W,2W,4W,exact"
+    return "no replay; record an arm that replays, with --arms full,encoder --replay W,2W,4W,exact"
 
 
 def _kin(one: Series, found: list[Series]) -> int:
