@@ -133,3 +133,33 @@ def test_no_handle_stays_open_between_calls_of_a_writer_but_its_own(tmp_path):
         out.runs(small.RUNS)
         assert len(set(os.listdir("/proc/self/fd")) - before) <= 1
     assert len(set(os.listdir("/proc/self/fd")) - before) == 0
+
+
+def test_of_two_writers_that_begin_at_once_the_second_is_told_and_the_first_is_whole(tmp_path):
+    """Both looked before either began."""
+    path = tmp_path / "t.h5"
+    first, second = TraceWriter(path), TraceWriter(path)
+    with first:
+        with pytest.raises(TraceLockedError, match=r"t\.h5\.partial is in use by another process"), second:
+            pass
+        first.header(config={}, provenance={}, tokens=small.TOKENS)
+        first.runs([])
+    assert TraceReader(path).complete and [p.name for p in tmp_path.iterdir()] == ["t.h5"]
+
+
+@pytest.mark.parametrize("name", ["t.h5", None], ids=["renamed", "removed"])
+def test_a_partial_that_goes_before_it_is_locked_is_left_alone(tmp_path, monkeypatch, name):
+    """Another writer gave it its final name in between: that file is not the one to write to."""
+    partial, lock = tmp_path / "t.h5.partial", disk.lock
+    partial.write_bytes(b"whole")
+
+    def late(fd: int, shown: Path) -> None:
+        monkeypatch.setattr(disk, "lock", lock)
+        partial.rename(tmp_path / name) if name else partial.unlink()
+        lock(fd, shown)
+
+    monkeypatch.setattr(disk, "lock", late)
+    one = disk.Disk(partial)
+    assert partial.stat().st_ino == os.fstat(one._fd).st_ino
+    one.close()
+    assert name is None or (tmp_path / name).read_bytes() == b"whole"

@@ -38,11 +38,22 @@ class Disk:
 
     def __init__(self, path: Path, keep: bool = False):
         self.path = path
-        if keep:
-            recover(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        while True:
+            if keep:
+                recover(path)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                lock(self._fd, path)
+                # Before it was locked, another writer may have given it its final name, or taken it away.
+                if os.path.samestat(os.fstat(self._fd), os.stat(path)):
+                    break
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                os.close(self._fd)
+                raise
+            os.close(self._fd)
         try:
-            lock(self._fd, path)
             self.size = self.committed = self._at = _end(self._fd) if keep else 0
             os.ftruncate(self._fd, self.size)
         except BaseException:

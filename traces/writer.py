@@ -100,7 +100,9 @@ class TraceWriter:
                     file.visit(self._kept.add)
                     file.attrs["schema_version"] = SCHEMA_VERSION
                 return self
-            self.partial.unlink(missing_ok=True)
+            # What lies there is emptied once it is locked: it may be that of a writer which began just now.
+            if self.partial.is_symlink():
+                self.partial.unlink()
             self._disk = Disk(self.partial)
             with self._commit("w") as file:
                 put_attribute(file.id, "format", FORMAT)
