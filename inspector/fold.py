@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +17,11 @@ from replayscope.kernels.impl import choose
 from replayscope.traces.schema import SINGLE_POINTS, RunInfo, Table, bucket_names, distance_bins, kind_of, relative_l2
 
 Arrays = dict[str, np.ndarray]
+Job = Callable[[], dict[str, Tensor]]
 TOP_K = 5
-# Numbers of each side compared at once: their float64 copies stay in a core's cache. Larger blocks took twice as long.
-_BLOCK, _GPU_BLOCK = 1 << 16, 1 << 24
+# Numbers of each side compared at once: few enough that their float64 copies stay in the cache, and so many that
+# threads spend their time on them and not on waiting for Python's lock. Blocks of a fourth took longer, as did larger.
+_BLOCK, _GPU_BLOCK = 1 << 18, 1 << 24
 # A margin that no noise run moved is still only known to rounding; relative to the layer's largest margin.
 _MARGIN_EPS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 # Two codes for the same scores were seen to move margins by 30 such shares. Where full and its oracle differ by more
@@ -114,7 +117,13 @@ class Fold:
     ) -> None:
         """Fold arm and reference of hook points of one kind, in one layer (0 outside the layers); exact [rows] bool."""
         kind = kind_of(next(iter(points)))
-        by_point = [self._rows(kind, reference, point, layer, pairs, *sides) for point, sides in points.items()]
+        jobs = [self._jobs(kind, pairs, *sides) for sides in points.values()]
+        # The blocks of all points side by side: a point has too few of them to keep the cores busy to its end.
+        device = next(iter(points.values()))[0].values.device
+        done = iter(each(lambda job: job(), [job for blocks in jobs for job in blocks], device))
+        by_point = [_joined([next(done) for _ in blocks]) for blocks in jobs]
+        if kind == "discrete":
+            by_point = [self._flips(reference, p, layer, pairs, r) for p, r in zip(points, by_point, strict=True)]
         rows = {name: np.stack([one[name] for one in by_point]) for name in by_point[0]}
         cells = {"state": _state_cells, "discrete": _discrete_cells, "logits": _logits_cells}[kind](
             rows, pairs.segments, exact
@@ -141,24 +150,31 @@ class Fold:
                     out.setdefault(name, np.zeros((depth, offsets[-1]), values.dtype))[layer, where] = values
         return offsets, np.concatenate(positions), out
 
-    def _rows(self, kind: str, reference: str, point: str, layer: int, pairs: Pairs, arm: Side, ref: Side) -> Arrays:
-        """The numbers of each row, by name [rows]."""
+    def _jobs(self, kind: str, pairs: Pairs, arm: Side, ref: Side) -> list[Job]:
+        """What computes the numbers of the rows, by name [rows], block by block."""
         device = arm.values.device
         at, impl = pairs.to(device), choose(self.impl, device, self.dtype).impl
         values = (arm.values, at[0]), (ref.values, at[1])
         if kind == "state":
             if impl == "triton":
-                return _arrays(row_sums(arm.values, ref.values, impl=impl, pairs=at))
-            return _by_block(row_sums, *values)
+                return [lambda: row_sums(arm.values, ref.values, impl=impl, pairs=at)]
+            return _blocks(row_sums, *values)
         if kind == "logits":
             following = torch.as_tensor(self.following[pairs.segments.position], device=device)
             if impl == "triton":
-                sums = row_sums(arm.values, ref.values, impl=impl, pairs=at)
-                return _arrays(sums | logits_rows(arm.values, ref.values, following, TOP_K, impl, at))
+                return [
+                    lambda: (
+                        row_sums(arm.values, ref.values, impl=impl, pairs=at)
+                        | logits_rows(arm.values, ref.values, following, TOP_K, impl, at)
+                    )
+                ]
             rows = torch.arange(pairs.rows, device=device)
-            return _by_block(_logits, *values, (following, rows))
+            return _blocks(_logits, *values, (following, rows))
         assert arm.margin is not None and ref.margin is not None
-        rows = _by_block(_sets, *values, (arm.margin, at[0]), (ref.margin, at[1]))
+        return _blocks(_sets, *values, (arm.margin, at[0]), (ref.margin, at[1]))
+
+    def _flips(self, reference: str, point: str, layer: int, pairs: Pairs, rows: Arrays) -> Arrays:
+        """The rows with those that are flips among the changed ones."""
         bound = self._margin_bound(reference, point, layer, rows["noise"][pairs.noisy])
         # A row without a finite score chose nothing that could be wrong.
         return rows | {"flips": rows["changed"] * ((rows["margin"] <= bound) | np.isnan(rows["margin"]))}
@@ -249,8 +265,8 @@ def _logits_cells(rows: Arrays, where: Segments, exact: np.ndarray) -> Arrays:
     return cells | {"min_flip_margin": np.where(cells["flips"] > 0, smallest, np.nan)}
 
 
-def _by_block(f: Callable[..., dict[str, Tensor]], *gathered: tuple[Tensor, Tensor]) -> Arrays:
-    """f on blocks of rows of each (tensor, rows to take), its results put together: by name [rows]."""
+def _blocks(f: Callable[..., dict[str, Tensor]], *gathered: tuple[Tensor, Tensor]) -> list[Job]:
+    """f on blocks of rows of each (tensor, rows to take)."""
     first, at = gathered[0]
     numbers = _BLOCK if first.device.type == "cpu" else _GPU_BLOCK
     step = max(numbers // max(first[:1].numel(), 1), 1)
@@ -258,12 +274,11 @@ def _by_block(f: Callable[..., dict[str, Tensor]], *gathered: tuple[Tensor, Tens
     def block(i: int) -> dict[str, Tensor]:
         return f(*(x.index_select(0, rows[i : i + step]) for x, rows in gathered))
 
-    blocks = each(block, range(0, len(at), step), first.device)
+    return [partial(block, i) for i in range(0, len(at), step)]
+
+
+def _joined(blocks: Sequence[dict[str, Tensor]]) -> Arrays:
     return {k: torch.cat([b[k] for b in blocks]).cpu().numpy() for k in blocks[0]}
-
-
-def _arrays(rows: dict[str, Tensor]) -> Arrays:
-    return {name: values.cpu().numpy() for name, values in rows.items()}
 
 
 def _logits(a: Tensor, r: Tensor, following: Tensor) -> dict[str, Tensor]:

@@ -78,15 +78,14 @@ class Segments:
         first, last = (np.full((*x.shape[:-1], len(self.runs), len(THRESHOLDS)), -1, np.int64) for _ in range(2))
         begin, end = self.whole.T
         for at in np.ndindex(x.shape[:-1]):
-            over, known = np.zeros(0, np.int64), -1
-            counts = x.shape[-1] - np.searchsorted(np.sort(x[at]), THRESHOLDS, "right")
-            for t, count in enumerate(counts):
-                if count == 0:
+            known = -1
+            for t, threshold in enumerate(THRESHOLDS):
+                over = np.flatnonzero(x[at] > threshold)
+                if not len(over):
                     break
-                if count != known:  # the rows over a threshold are among those over a lower one
-                    over, known = np.flatnonzero(x[at] > THRESHOLDS[t]), count
-                lo, hi = np.searchsorted(over, begin), np.searchsorted(over, end)
-                some = lo < hi
+                if len(over) != known:  # the rows over a threshold are among those over a lower one
+                    lo, hi = np.searchsorted(over, begin), np.searchsorted(over, end)
+                    some, known = lo < hi, len(over)
                 first[at][some, t] = self.position[over[lo[some]]]
                 last[at][some, t] = self.position[over[hi[some] - 1]]
         return first, last

@@ -50,14 +50,14 @@ def row_sums(
         ref2, arm2 = _squares(r), _squares(a)
     gap = a - r
     diff2, dot = _squares(gap), a.mul_(r).sum(1)
-    size, limit = gap.abs_(), r.abs_().mul_(tol_rel).add_(tol_abs)
+    size = gap.abs_()
     if width:
         col = _first_largest(size)
         max_abs = size.gather(1, col[:, None])[:, 0]
     else:
         max_abs, col = size.new_zeros(rows), torch.zeros(rows, dtype=torch.long, device=a.device)
     # Counted in float64, which takes half as long as summing booleans.
-    over = torch.gt(size, limit, out=limit).sum(1).long()
+    over = torch.gt(size.sub_(r.abs_(), alpha=tol_rel), tol_abs, out=size).sum(1).long()
     return {
         "elements": torch.full((rows,), width, dtype=torch.long, device=a.device),
         "diff2": diff2,
