@@ -202,11 +202,17 @@ def test_a_state_that_would_look_like_a_bomb_is_stored_as_it_is(tmp_path, monkey
         assert file["states/0000/layers.000.hidden"].compression is None
 
 
-def test_states_that_wait_are_committed_together(tmp_path, monkeypatch):
-    """All of them or none, and each by itself where together they do not go: as many as fit are kept."""
-    commits = []
+@pytest.fixture
+def commits(monkeypatch) -> list[int]:
+    """One entry for every commit so far."""
+    found: list[int] = []
     commit = disk.Disk.commit
-    monkeypatch.setattr(disk.Disk, "commit", lambda self: commits.append(1) or commit(self))
+    monkeypatch.setattr(disk.Disk, "commit", lambda self: found.append(1) or commit(self))
+    return found
+
+
+def test_states_that_wait_are_committed_together(tmp_path, commits):
+    """All of them or none, and each by itself where together they do not go: as many as fit are kept."""
     with QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
         begin(out)
         out.flush()
@@ -224,11 +230,8 @@ def test_states_that_wait_are_committed_together(tmp_path, monkeypatch):
     assert trace.sizes()["states"] < trace.path.stat().st_size
 
 
-def test_a_short_recording_is_two_commits_of_which_the_last_says_that_it_is_whole(tmp_path, monkeypatch):
+def test_a_short_recording_is_two_commits_of_which_the_last_says_that_it_is_whole(tmp_path, commits):
     """And one that says so is not taken back by a state that does not go with it."""
-    commits = []
-    commit = disk.Disk.commit
-    monkeypatch.setattr(disk.Disk, "commit", lambda self: commits.append(1) or commit(self))
     with QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
         begin(out)
         for layer in range(3):
@@ -246,11 +249,8 @@ def test_a_short_recording_is_two_commits_of_which_the_last_says_that_it_is_whol
 
 
 @pytest.mark.parametrize("moment", [0.05, 1e6])
-def test_states_gather_for_a_moment_and_no_longer(tmp_path, monkeypatch, moment):
+def test_states_gather_for_a_moment_and_no_longer(tmp_path, monkeypatch, commits, moment):
     """They come one by one, with time between them in which each could have been committed by itself."""
-    commits = []
-    commit = disk.Disk.commit
-    monkeypatch.setattr(disk.Disk, "commit", lambda self: commits.append(1) or commit(self))
     monkeypatch.setattr(queued, "_MOMENT", 1e6)
     with QueuedWriter(TraceWriter(tmp_path / "t.h5")) as out:
         begin(out)
