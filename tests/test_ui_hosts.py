@@ -61,8 +61,10 @@ PATHS = (
 def test_another_host_gets_nothing(port, host):
     """Of the page, the API, the queue and its stream. The twin is the next test."""
     for path, method in PATHS:
-        status, text = ask(port, host, path, method, JOIN if method == "POST" else "")
-        assert status in (400, 403), path  # 400: no header, which the server itself refuses
+        # Without the header the server itself refuses with 400 and closes at once: a body that it has not read by then
+        # would make it reset the connection, which can overtake the answer.
+        status, text = ask(port, host, path, method, JOIN if method == "POST" and host is not None else "")
+        assert status == (400 if host is None else 403), path
         assert "secret" not in text and "gradio" not in text and len(text) < 200
 
 
