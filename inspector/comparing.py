@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from replayscope.inspector.fold import Fold, Pairs, Piece, Side
+from replayscope.inspector.fold import Fold, Group, Pairs, Piece, Side
 from replayscope.inspector.frame import ENTRY_POINTS, Frame
 from replayscope.inspector.geometry import Geometry
 from replayscope.inspector.metrics import ENTERING
@@ -75,8 +75,8 @@ class Comparison:
             group = key, kind_of(point), point in ENTERING
             alone = () if kind_of(point) == "state" else (point,)
             groups.setdefault((*group, *alone), (matched, exact, {}))[2][point] = side, side
-        for matched, exact, points in groups.values():
-            self.fold.add("full", layer, matched.pairs, exact, points)
+        made = [Group("full", matched.pairs, exact, points) for matched, exact, points in groups.values()]
+        self.fold.add(layer, made)
 
     def with_oracles(self, frame: Frame, passes: Sequence[reference.Frame]) -> None:
         """Every request's rows against its oracle's, and every oracle's against full's."""
@@ -90,9 +90,10 @@ class Comparison:
             by_run = dict(zip((run for run, _ in have), theirs, strict=True))
             shape = self._key(point, layer, (*spans, *theirs))
             oracles = [((run,) if run in self.fresh else (), span) for run, span in by_run.items()]
+            made = []
             design = self._match(("design", *shape), point, layer, oracles, [spans[0]] * len(oracles))
             if design is not None:
-                self.fold.add("full", layer, design.pairs, design.exact(point, layer), {point: (dense, side)})
+                made.append(Group("full", design.pairs, design.exact(point, layer), {point: (dense, side)}))
             judged = [
                 (own, span, by_run[o])
                 for own, span in zip(self.of, spans, strict=True)
@@ -101,7 +102,8 @@ class Comparison:
             arms, refs = [(own, span) for own, span, _ in judged], [ref for _, _, ref in judged]
             matched = self._match(("oracle", *shape), point, layer, arms, refs)
             if matched is not None:
-                self.fold.add("oracle", layer, matched.pairs, matched.exact(point, layer), {point: (side, dense)})
+                made.append(Group("oracle", matched.pairs, matched.exact(point, layer), {point: (side, dense)}))
+            self.fold.add(layer, made)
 
     def _points(self, frame: Frame) -> Iterator[str]:
         return (p for p in self.points if p in frame.tensors)

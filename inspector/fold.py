@@ -27,8 +27,8 @@ _MARGIN_EPS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 # Two codes for the same scores were seen to move margins by 30 such shares. Where full and its oracle differ by more
 # than a hundred, that is no rounding: a fault that full has too must not excuse what it changes.
 _SHARED = 100
-_SUMS = ("elements", "diff2", "ref2", "arm2", "dot", "over", "nonfinite")
-_COUNTS = ("elements", "over", "nonfinite")
+_SUMS = ("diff2", "ref2", "arm2", "dot", "over", "nonfinite")
+_COUNTS = ("over", "nonfinite")
 _ROW_ARRAYS = {"n", "diff2", "ref2", "arm2", "dot", "max_abs", "nonfinite", "changed", "flips", "jaccard",
                "kl_sum", "kl_rev_sum", "js_sum", "dlogp_sum", "overlap"}  # fmt: skip
 
@@ -71,6 +71,22 @@ class Side(NamedTuple):
     margin: Tensor | None = None
 
 
+class Group(NamedTuple):
+    """Hook points of one kind, in one layer, that are compared at the same rows with one reference.
+
+    exact [rows] bool. points: name → arm and reference, at least one.
+    """
+
+    reference: str
+    pairs: Pairs
+    exact: np.ndarray
+    points: Mapping[str, tuple[Side, Side]]
+
+    @property
+    def kind(self) -> str:
+        return kind_of(next(iter(self.points)))
+
+
 @dataclass
 class Fold:
     """Collects tables for the given runs. ``keep_rows``: points whose divergence is also kept row by row.
@@ -107,31 +123,28 @@ class Fold:
         noisy = np.concatenate([np.full(len(p.position), self.runs[p.runs[0]].arm in ("full", *NOISE)) for p in pieces])
         return Pairs(Segments.of(views, self._bins), arm, ref, noisy)
 
-    def add(
-        self,
-        reference: str,
-        layer: int,
-        pairs: Pairs,
-        exact: np.ndarray,
-        points: Mapping[str, tuple[Side, Side]],
-    ) -> None:
-        """Fold arm and reference of hook points of one kind, in one layer (0 outside the layers); exact [rows] bool."""
-        kind = kind_of(next(iter(points)))
-        jobs = [self._jobs(kind, pairs, *sides) for sides in points.values()]
+    def add(self, layer: int, groups: Sequence[Group]) -> None:
+        """Fold arm and reference of some groups, in their order, in one layer (0 outside the layers)."""
+        jobs = [[self._jobs(g, *sides) for sides in g.points.values()] for g in groups]
+        device = next((side.values.device for g in groups for side, _ in g.points.values()), torch.device("cpu"))
         # The blocks of all points side by side: a point has too few of them to keep the cores busy to its end.
-        device = next(iter(points.values()))[0].values.device
-        done = iter(each(lambda job: job(), [job for blocks in jobs for job in blocks], device))
-        by_point = [_joined([next(done) for _ in blocks]) for blocks in jobs]
-        if kind == "discrete":
-            by_point = [self._flips(reference, p, layer, pairs, r) for p, r in zip(points, by_point, strict=True)]
+        flat = [job for points in jobs for blocks in points for job in blocks]
+        done = iter(each(lambda job: job(), flat, device))
+        for g, points in zip(groups, jobs, strict=True):
+            self._fold(layer, g, [_joined([next(done) for _ in blocks]) for blocks in points])
+
+    def _fold(self, layer: int, g: Group, by_point: list[Arrays]) -> None:
+        """A group's rows into its cells; by_point: of each point, by name [rows]."""
+        if g.kind == "discrete":
+            by_point = [self._flips(g, p, layer, r) for p, r in zip(g.points, by_point, strict=True)]
         rows = {name: np.stack([one[name] for one in by_point]) for name in by_point[0]}
-        cells = {"state": _state_cells, "discrete": _discrete_cells, "logits": _logits_cells}[kind](
-            rows, pairs.segments, exact
+        cells = {"state": _state_cells, "discrete": _discrete_cells, "logits": _logits_cells}[g.kind](
+            rows, g.pairs.segments, g.exact
         )
-        for i, point in enumerate(points):
-            self._store(reference, point, layer, kind, pairs.segments, {k: v[i] for k, v in cells.items()})
+        for i, point in enumerate(g.points):
+            self._store(g, point, layer, {k: v[i] for k, v in cells.items()})
             if point in self.keep_rows:
-                self._keep(reference, point, layer, pairs.segments, {k: v[i] for k, v in rows.items()})
+                self._keep(g, point, layer, {k: v[i] for k, v in rows.items()})
 
     def packed_rows(self, reference: str, point: str) -> tuple[np.ndarray, np.ndarray, Arrays]:
         """offsets [run+1], position [row], arrays [layer, row] of a point whose rows were kept; n = 0 where absent."""
@@ -150,9 +163,9 @@ class Fold:
                     out.setdefault(name, np.zeros((depth, offsets[-1]), values.dtype))[layer, where] = values
         return offsets, np.concatenate(positions), out
 
-    def _jobs(self, kind: str, pairs: Pairs, arm: Side, ref: Side) -> list[Job]:
+    def _jobs(self, g: Group, arm: Side, ref: Side) -> list[Job]:
         """What computes the numbers of the rows, by name [rows], block by block."""
-        device = arm.values.device
+        kind, pairs, device = g.kind, g.pairs, arm.values.device
         at, impl = pairs.to(device), choose(self.impl, device, self.dtype).impl
         values = (arm.values, at[0]), (ref.values, at[1])
         if kind == "state":
@@ -173,9 +186,9 @@ class Fold:
         assert arm.margin is not None and ref.margin is not None
         return _blocks(_sets, *values, (arm.margin, at[0]), (ref.margin, at[1]))
 
-    def _flips(self, reference: str, point: str, layer: int, pairs: Pairs, rows: Arrays) -> Arrays:
+    def _flips(self, g: Group, point: str, layer: int, rows: Arrays) -> Arrays:
         """The rows with those that are flips among the changed ones."""
-        bound = self._margin_bound(reference, point, layer, rows["noise"][pairs.noisy])
+        bound = self._margin_bound(g.reference, point, layer, rows["noise"][g.pairs.noisy])
         # A row without a finite score chose nothing that could be wrong.
         return rows | {"flips": rows["changed"] * ((rows["margin"] <= bound) | np.isnan(rows["margin"]))}
 
@@ -193,18 +206,19 @@ class Fold:
         floors = (self.margin_floor.get((name, point, layer), 0.0) for name in {"full", reference})
         return max(10 * max(floors), eps)
 
-    def _keep(self, reference: str, point: str, layer: int, where: Segments, rows: Arrays) -> None:
+    def _keep(self, g: Group, point: str, layer: int, rows: Arrays) -> None:
+        where = g.pairs.segments
         kept = {k: v for k, v in rows.items() if k in _ROW_ARRAYS}
         kept["n"] = np.ones(len(where.position), np.uint8)
-        by_run = self.rows.setdefault((reference, point), {})
+        by_run = self.rows.setdefault((g.reference, point), {})
         for run, (first, last) in zip(where.runs, where.whole, strict=True):
             piece = slice(first, last)
             by_run.setdefault(int(run), {})[layer] = where.position[piece], {k: v[piece] for k, v in kept.items()}
 
-    def _store(self, reference: str, point: str, layer: int, kind: str, where: Segments, cells: Arrays) -> None:
+    def _store(self, g: Group, point: str, layer: int, cells: Arrays) -> None:
         depth = 1 if point in SINGLE_POINTS else self.layers
-        attrs = {"state": {"tol_abs": TOL_ABS, "tol_rel": TOL_REL}, "logits": {"top_k": TOP_K}}.get(kind, {})
-        table = self.tables.setdefault((reference, point), Table(kind, self.buckets, {}, attrs))
+        attrs = {"state": {"tol_abs": TOL_ABS, "tol_rel": TOL_REL}, "logits": {"top_k": TOP_K}}.get(g.kind, {})
+        table = self.tables.setdefault((g.reference, point), Table(g.kind, self.buckets, {}, attrs))
         for name, values in cells.items():
             if name not in table.arrays:
                 empty = (
@@ -215,7 +229,7 @@ class Fold:
                     else 0
                 )
                 table.arrays[name] = np.full((len(self.runs), depth, values.shape[1]), empty, values.dtype)
-            table.arrays[name][where.runs, layer] = values
+            table.arrays[name][g.pairs.segments.runs, layer] = values
 
 
 def _state_cells(rows: Arrays, where: Segments, exact: np.ndarray) -> Arrays:
@@ -223,8 +237,13 @@ def _state_cells(rows: Arrays, where: Segments, exact: np.ndarray) -> Arrays:
     points = len(rows["diff2"])
     rel = relative_l2(rows["diff2"], rows["ref2"], 1, rows["nonfinite"])
     # Counts stay below 2^53: float64 holds them exactly, so that one pass sums them all.
-    sums = where.reduce(np.add, np.stack([rows[name].astype(np.float64) for name in _SUMS], 1), exact)
+    parts = np.zeros((points, len(_SUMS), rel.shape[1] + 1))
+    for i, name in enumerate(_SUMS):
+        parts[:, i, :-1] = rows[name]
+    sums = where.reduce(np.add, parts, exact)
     cells: Arrays = {"n": np.repeat(where.count(exact)[None], points, 0)}
+    # All rows of a point are as wide.
+    cells["elements"] = cells["n"] * rows["elements"][:, :1, None]
     for i, name in enumerate(_SUMS):
         cells[name] = sums[:, i].astype(np.int64) if name in _COUNTS else sums[:, i]
     cells["max_abs"], top = where.largest(rows["max_abs"], exact)
@@ -272,9 +291,18 @@ def _blocks(f: Callable[..., dict[str, Tensor]], *gathered: tuple[Tensor, Tensor
     step = max(numbers // max(first[:1].numel(), 1), 1)
 
     def block(i: int) -> dict[str, Tensor]:
-        return f(*(x.index_select(0, rows[i : i + step]) for x, rows in gathered))
+        return f(*(_rows(x, rows[i : i + step]) for x, rows in gathered))
 
     return [partial(block, i) for i in range(0, len(at), step)]
+
+
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """x[at], only to be read: rows that lie one after another are not copied, which the arm's do mostly."""
+    if x.device.type == "cpu":
+        first, last = int(at[0]), int(at[-1])
+        if last - first == len(at) - 1 and bool((at.diff() == 1).all()):
+            return x[first : last + 1]
+    return x.index_select(0, at)
 
 
 def _joined(blocks: Sequence[dict[str, Tensor]]) -> Arrays:
@@ -287,13 +315,12 @@ def _logits(a: Tensor, r: Tensor, following: Tensor) -> dict[str, Tensor]:
 
 def _sets(a: Tensor, r: Tensor, arm_margin: Tensor, ref_margin: Tensor) -> dict[str, Tensor]:
     """Per row of ids [rows, k] (ascending, -1 last): whether the sets differ, their Jaccard index, the margins."""
-    changed = (a != r).any(-1)
-    jaccard = torch.ones(len(a), dtype=torch.float64, device=a.device)
-    for rows in changed.nonzero()[:, 0].split(256):
-        x, y = a[rows], r[rows]
-        shared = ((x[:, :, None] == y[:, None]) & (x >= 0)[:, :, None]).any(-1).sum(-1)
-        total = (x >= 0).sum(-1) + (y >= 0).sum(-1) - shared
-        jaccard[rows] = torch.where(total == 0, 1.0, shared.double() / total.clamp(min=1))
+    changed, known = (a != r).any(-1), a >= 0
+    ordered = r.masked_fill(r < 0, torch.iinfo(r.dtype).max)
+    at = torch.searchsorted(ordered, a).clamp_(max=max(r.shape[1] - 1, 0))
+    shared = ((ordered.gather(1, at) == a) & known).sum(-1)
+    total = known.sum(-1) + (r >= 0).sum(-1) - shared
+    jaccard = torch.where(total == 0, 1.0, shared.double() / total.clamp(min=1))
     gap = (arm_margin - ref_margin).abs().double()
     both = torch.isfinite(arm_margin) & torch.isfinite(ref_margin)
     return {

@@ -242,7 +242,8 @@ def _log_softmax(x: ndarray) -> ndarray:
 
 def _kl(p: ndarray, q: ndarray) -> ndarray:
     """Σ exp(p)·(p − q) over log-probabilities [row, vocabulary]; rounding may not push it below 0."""
-    term = np.where(p == -np.inf, 0.0, np.exp(p) * (p - q))
+    share = np.exp(p)
+    term = np.where(share == 0, 0.0, share * (p - q))
     return np.maximum(term.sum(1), 0.0)
 
 

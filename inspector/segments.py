@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -41,46 +42,51 @@ class Segments:
     def count(self, exact: np.ndarray) -> np.ndarray:
         """Rows of each bucket [n, buckets]; exact [rows] bool."""
         n = self.bounds[..., 1] - self.bounds[..., 0]
-        n[:, _EXACT] = _between(np.add, exact.astype(np.int64), self.whole, 0)
+        first, stop = _among(exact, self.whole).T
+        n[:, _EXACT] = stop - first
         return n
 
-    def reduce(self, how: np.ufunc, x: np.ndarray, exact: np.ndarray, empty: float = 0.0) -> np.ndarray:
-        """x reduced over each bucket; ``empty`` is the value of a bucket without rows."""
-        out = _between(how, x, self.bounds, empty)
-        out[..., _EXACT] = _between(how, np.where(exact, x, np.asarray(empty, x.dtype)), self.whole, empty)
+    def reduce(self, how: np.ufunc, x: np.ndarray, exact: np.ndarray, empty: complex = 0.0) -> np.ndarray:
+        """x reduced over each bucket; ``empty`` is the value of a bucket without rows.
+
+        x may have one more column, whatever is in it: then it need not be copied.
+        """
+        rows, picked = len(self.position), np.flatnonzero(exact)
+        out = self._cut.reduce(how, x, empty)
+        if len(picked) == rows:
+            out[..., _EXACT] = out[..., _ALL]
+        else:
+            out[..., _EXACT] = _Cut(_among(exact, self.whole)).reduce(how, x[..., picked], empty)
         return out
 
     def largest(self, x: np.ndarray, exact: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The largest of the numbers x ≥ 0 in each bucket and its first packed row, -1 where it is 0; NaN is largest.
-
-        Rows are ranked once, so that a bucket's largest rank tells its row: one sort instead of a search per bucket.
-        """
+        """The largest of numbers x ≥ 0 in each bucket and its first packed row, -1 where it is 0; NaN is largest."""
         rows = x.shape[-1]
-        order = np.argsort(x, -1)
-        ascending = np.take_along_axis(x, order, -1)
-        low, high = ascending[..., :-1], ascending[..., 1:]
-        higher = (low != high) & ~(np.isnan(low) & np.isnan(high))
-        rank = np.zeros(x.shape, np.int64)
-        # Among equals the first row ranks highest.
-        np.cumsum(higher, -1, out=rank[..., 1:])
-        rank = rank * rows + (rows - 1 - order)
-        ranked = np.empty_like(rank)
-        np.put_along_axis(ranked, order, rank, -1)
-        best = self.reduce(np.maximum, ranked, exact, -1)
-        row = np.where(best < 0, 0, rows - 1 - best % rows)
-        flat = row.reshape(*row.shape[:-2], -1)
-        top = np.take_along_axis(x, flat, -1).reshape(row.shape)
-        found = (best >= 0) & (top != 0)
-        return np.where(found, top, 0), np.where(found, row, -1)
+        # Complex numbers are ordered by their real parts, and equal ones by their imaginary parts, of which the first
+        # row's is the largest: one pass finds the number and its row.
+        both = np.zeros((*x.shape[:-1], rows + 1), np.complex128)
+        both[..., :rows] = x
+        both[..., :rows] += 1j * np.arange(rows, 0, -1)
+        best = self.reduce(np.maximum, both, exact)
+        top = np.real(best).copy()
+        return top, np.where(top != 0, rows - np.imag(best), -1).astype(np.int64)
+
+    @cached_property
+    def _cut(self) -> "_Cut":
+        bounds = self.bounds.copy()
+        bounds[:, _EXACT, 1] = bounds[:, _EXACT, 0]  # found from the rows that a mask picks
+        return _Cut(bounds)
 
     def crossings(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First and last position [..., n, thresholds] of each run whose x exceeds each of THRESHOLDS, -1 if none."""
         first, last = (np.full((*x.shape[:-1], len(self.runs), len(THRESHOLDS)), -1, np.int64) for _ in range(2))
         begin, end = self.whole.T
         for at in np.ndindex(x.shape[:-1]):
-            known = -1
-            for t, threshold in enumerate(THRESHOLDS):
-                over = np.flatnonzero(x[at] > threshold)
+            # All that is over 0 is over each of the lowest thresholds.
+            least = np.min(x[at], where=x[at] > 0, initial=np.inf)
+            lowest, known = max(int(np.searchsorted(THRESHOLDS, least)) - 1, 0), -1
+            for t in range(lowest, len(THRESHOLDS)):
+                over = np.flatnonzero(x[at] > THRESHOLDS[t])
                 if not len(over):
                     break
                 if len(over) != known:  # the rows over a threshold are among those over a lower one
@@ -88,6 +94,8 @@ class Segments:
                     some, known = lo < hi, len(over)
                 first[at][some, t] = self.position[over[lo[some]]]
                 last[at][some, t] = self.position[over[hi[some] - 1]]
+            for found in (first[at], last[at]):
+                found[:, :lowest] = found[:, lowest : lowest + 1]
         return first, last
 
 
@@ -107,9 +115,30 @@ def _bounds(r: RunInfo, position: np.ndarray, bins: Sequence[tuple[int, int]]) -
     return np.searchsorted(position, np.array(wanted))
 
 
-def _between(how: np.ufunc, x: np.ndarray, bounds: np.ndarray, empty: float) -> np.ndarray:
-    """x [..., rows] reduced over each [first, last+1) of bounds [*b, 2] → [..., *b]."""
-    # reduceat takes starts only: the end of a segment is the start of one that is dropped, the last end is this column.
-    tail = np.concatenate((x, np.full((*x.shape[:-1], 1), empty, x.dtype)), -1)
-    out = how.reduceat(tail, bounds.reshape(-1), axis=-1)[..., ::2].reshape(*x.shape[:-1], *bounds.shape[:-1])
-    return np.where(bounds[..., 0] == bounds[..., 1], np.asarray(empty, x.dtype), out)
+def _among(picked: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """bounds [..., 2] of rows, as bounds of those rows only that are picked [rows] bool."""
+    return np.concatenate(([0], np.cumsum(picked)))[bounds]
+
+
+class _Cut:
+    """How reduceat is told to reduce over each [first, last+1) of bounds [*b, 2].
+
+    It takes starts only: the end of a segment is the start of one that is dropped. Where the next segment begins there
+    nothing has to be.
+    """
+
+    def __init__(self, bounds: np.ndarray) -> None:
+        first, end = bounds.reshape(-1, 2).T
+        self._shape, self._void = bounds.shape[:-1], (first == end).reshape(bounds.shape[:-1])
+        needed = np.stack((np.ones(len(first), bool), np.append(end[:-1] != first[1:], True)), 1).reshape(-1)
+        self._starts = bounds.reshape(-1)[needed]
+        self._top = self._starts.max(initial=0)
+        self._wanted = (np.cumsum(needed) - 1)[::2]
+
+    def reduce(self, how: np.ufunc, x: np.ndarray, empty: complex) -> np.ndarray:
+        """x [..., rows, or one more] → [..., *b]; ``empty`` is the value of a segment without rows."""
+        if self._top >= x.shape[-1]:
+            # The end of the last segment is this column.
+            x = np.concatenate((x, np.zeros((*x.shape[:-1], 1), x.dtype)), -1)
+        out = how.reduceat(x, self._starts, axis=-1)[..., self._wanted].reshape(*x.shape[:-1], *self._shape)
+        return np.where(self._void, np.asarray(empty, x.dtype), out)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ TOL_ABS, TOL_REL = 1e-6, 1e-3
 Pairs = tuple[Tensor, Tensor]
 
 
+@torch.no_grad()
 def row_sums(
     a: Tensor,
     r: Tensor,
@@ -78,21 +80,28 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def _first_largest(x: Tensor) -> Tensor:
-    """The column of each row's largest number, the first of equals. numpy finds it in a fifth of torch's time, where
-    it can read the tensor: on a CPU, and no subclass of one."""
-    return torch.from_numpy(x.numpy().argmax(1)) if type(x) is Tensor and x.device.type == "cpu" else x.argmax(1)
+    """The column of each row's largest number, the first of equals."""
+    return torch.from_numpy(x.detach().numpy().argmax(1)) if _numpy_reads(x) else x.argmax(1)
 
 
+def _numpy_reads(x: Tensor) -> bool:
+    """Whether numpy, which searches a row in a fifth of torch's time, can read the tensor: on a CPU, no subclass of
+    one, of a type that it knows."""
+    return type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+@torch.no_grad()
 def logits_rows(
     a: Tensor, r: Tensor, following: Tensor, k: int = 5, impl: str = "torch", pairs: Pairs | None = None
 ) -> dict[str, Tensor]:
     """Divergence of logits: a (arm), r (reference) [rows, V], following [rows] → dict of [rows] arrays.
 
     following: the token that really comes next, -1 for none. kl = KL(r‖a), kl_rev = KL(a‖r), js, in nats: a term with
-    probability 0 on the left is 0, against probability 0 on the right it is inf; a row that is nowhere finite gives
-    NaN. flip: top-1 differs; margin: top-2 gap of the reference's logits; overlap: share of the top k in common; dlogp:
-    log-probability of ``following``, arm minus reference (NaN: none). impl and pairs as for ``row_sums``. Raises
-    ValueError for shapes that do not go together, for no token at all and for a k below 1.
+    probability 0 on the left is 0, also where it is only too small for a float64, and one with probability 0 on the
+    right only is inf; a row that is nowhere finite gives NaN. flip: top-1 differs; margin: top-2 gap of the reference's
+    logits; overlap: share of the top k in common; dlogp: log-probability of ``following``, arm minus reference (NaN:
+    none). impl and pairs as for ``row_sums``. Raises ValueError for shapes that do not go together, for no token at all
+    and for a k below 1.
     """
     if a.dim() != 2 or r.dim() != 2 or a.shape[1] != r.shape[1] or not a.shape[1]:
         raise ValueError(f"a and r must be logits [rows, V] of one V, not {list(a.shape)} and {list(r.shape)}")
@@ -108,27 +117,34 @@ def logits_rows(
     # Where the two agree so does their mean: the detour over logaddexp would leave a rounding error behind.
     half = torch.where(p == q, p, torch.logaddexp(p, q) - math.log(2.0))
     k = min(k, p.shape[-1])
-    best = r.topk(min(2, r.shape[-1]), -1).values.double()
+    best_a, best_r = _top(a, k), _top(r, max(k, min(2, r.shape[-1])))
     # Tied tokens count for each other: whichever of them a sort puts first says nothing.
-    top_r, top_a = (x >= x.topk(k, -1).values[:, -1:] for x in (r, a))
+    shared = ((r >= best_r[:, k - 1 : k]) & (a >= best_a[:, k - 1 : k])).sum(-1)
     token = following.clamp(min=0)[:, None]
     dlogp = (q.gather(1, token) - p.gather(1, token))[:, 0]
+    of_r, of_a, term = p.exp(), q.exp(), torch.empty_like(p)
     return {
-        "kl": _kl(p, q),
-        "kl_rev": _kl(q, p),
-        "js": (_kl(p, half) + _kl(q, half)) / 2,
+        "kl": _kl(of_r, p, q, term),
+        "kl_rev": _kl(of_a, q, p, term),
+        "js": (_kl(of_r, p, half, term) + _kl(of_a, q, half, term)) / 2,
         "flip": (a.argmax(-1) != r.argmax(-1)).long(),
-        "margin": best[:, 0] - best[:, -1],
-        "overlap": (top_r & top_a).sum(-1).clamp(max=k).double() / k,
+        "margin": best_r[:, 0].double() - best_r[:, min(1, r.shape[-1] - 1)].double(),
+        "overlap": shared.clamp(max=k).double() / k,
         "dlogp": dlogp.masked_fill(following < 0, float("nan")),
     }
 
 
-def _kl(p: Tensor, q: Tensor) -> Tensor:
-    """Σ exp(p)·(p-q) over the last axis of two log-probabilities; rounding may not push it below 0."""
-    term = p.exp() * (p - q)
-    term = torch.where(p == -torch.inf, 0.0, term)
-    return term.sum(-1).clamp(min=0.0)
+def _kl(share: Tensor, p: Tensor, q: Tensor, term: Tensor) -> Tensor:
+    """Σ exp(p)·(p-q) over the last axis of two log-probabilities; rounding may not push it below 0. share: exp(p);
+    term: memory for the summands."""
+    return torch.sub(p, q, out=term).mul_(share).masked_fill_(share == 0, 0.0).sum(-1).clamp(min=0.0)
+
+
+def _top(x: Tensor, k: int) -> Tensor:
+    """The k largest numbers of each row, the largest first; NaN is largest."""
+    if _numpy_reads(x):
+        return torch.from_numpy(np.sort(np.partition(x.detach().numpy(), -k, 1)[:, -k:], 1)[:, ::-1].copy())
+    return x.topk(k, -1).values
 
 
 def _count(a: Tensor, r: Tensor, pairs: Pairs | None) -> int:

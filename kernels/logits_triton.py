@@ -71,7 +71,8 @@ def _first_sweep(
 @triton.jit
 def _divergence(p, q):
     """Terms of KL(p‖q) from log-probabilities; a probability of 0 on the left adds 0, whatever the right one is."""
-    return tl.where(p == -float("inf"), 0.0, tl.exp(p) * (p - q))
+    share = tl.exp(p)
+    return tl.where(share == 0, 0.0, share * (p - q))
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from replayscope.inspector.fold import Fold, Piece, Side
+from replayscope.inspector.fold import Fold, Group, Piece, Side
 from replayscope.inspector.metrics import state_sums
 from replayscope.traces.schema import THRESHOLDS, RunInfo
 from tests import folding
@@ -45,7 +45,8 @@ def add(made: Fold, point: str, layer: int, some: list[Part], reference: str = "
     for name in ("arm", "ref"):
         margins = [m for p in some if (m := getattr(p, f"{name}_margin")) is not None]
         sides.append(Side(torch.cat([getattr(p, name) for p in some]), torch.cat(margins) if margins else None))
-    made.add(reference, layer, pairs, np.concatenate([p.exact for p in some]), {point: (sides[0], sides[1])})
+    exact = np.concatenate([p.exact for p in some])
+    made.add(layer, [Group(reference, pairs, exact, {point: (sides[0], sides[1])})])
 
 
 def parts(layer: int, seed: int = 0) -> list[Part]:

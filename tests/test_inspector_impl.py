@@ -11,7 +11,7 @@ import torch
 from replayscope.inspector import entries, fold, hf_load, provenance, step
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.executor import Executor
-from replayscope.inspector.fold import Fold, Piece, Side
+from replayscope.inspector.fold import Fold, Group, Piece, Side
 from replayscope.inspector.options import RunOptions
 from replayscope.inspector.prompts import parse_prompt
 from replayscope.inspector.usecases import write_trace
@@ -158,7 +158,7 @@ def test_the_fold_goes_by_the_tensors_it_is_given(seen):
     with devices():
         for layer, device in enumerate((FAR, CPU)):
             side = Side(torch.ones(4, 3).to(device))
-            made.add("full", layer, pairs, np.ones(4, bool), {"hidden": (side, side)})
+            made.add(layer, [Group("full", pairs, np.ones(4, bool), {"hidden": (side, side)})])
     assert seen["row_sums"] == {("meta", "triton"), ("cpu", "torch")}
 
 

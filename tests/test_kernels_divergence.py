@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from replayscope.inspector.metrics import logits_sums, state_sums
-from replayscope.kernels.divergence import logits_rows, row_sums
+from replayscope.kernels.divergence import _top, logits_rows, row_sums
 
 
 def awkward(seed: int, rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,9 +56,22 @@ def test_logits_rows_equal_their_meaning(vocab):
     a[2, 0], r[2, 0] = -np.inf, -np.inf
     r[3, 1] = -np.inf
     a[4], r[4] = 500 * a[4], 500 * r[4]
+    # Not impossible, but too unlikely for a float64: it adds nothing, also where the other side rules it out.
+    r[5, 0], a[5, 0] = -3000, -np.inf
     following = np.array([0, 1, 1, 0, -1, 1, 0])
     got = {k: v.numpy() for k, v in logits_rows(torch.tensor(a), torch.tensor(r), torch.tensor(following)).items()}
     want = logits_sums(a, r, following)
     for name, value in want.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-10, atol=1e-14, err_msg=name)
+    assert np.isfinite(got["kl"][5]) and np.isfinite(got["js"][5])
     assert got["kl"][1] == 0.0 and got["kl"][2] < np.inf and got["kl_rev"][3] == np.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_largest_logits_are_those_that_a_sort_finds(dtype):
+    x = torch.randn(64, 9, generator=torch.Generator().manual_seed(0)).mul_(2).round_().to(dtype)  # many are equal
+    x[::5, 3], x[1::7, 4], x[2], x[3], x[4, :2] = torch.nan, torch.inf, -torch.inf, torch.nan, -torch.inf
+    for k in (1, 2, 5, 9):
+        got, want = _top(x, k), x.sort(-1, descending=True).values[:, :k]
+        assert got.dtype == dtype and torch.equal(torch.isnan(got), torch.isnan(want))
+        assert torch.equal(got.nan_to_num(7.5), want.nan_to_num(7.5))
