@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -143,7 +142,11 @@ def _kl(share: Tensor, p: Tensor, q: Tensor, term: Tensor) -> Tensor:
 def _top(x: Tensor, k: int) -> Tensor:
     """The k largest numbers of each row, the largest first; NaN is largest."""
     if _numpy_reads(x):
-        return torch.from_numpy(np.sort(np.partition(x.detach().numpy(), -k, 1)[:, -k:], 1)[:, ::-1].copy())
+        rows = x.detach().clone(memory_format=torch.contiguous_format).numpy()
+        rows.partition(-k, 1)
+        best = rows[:, -k:]
+        best.sort(1)
+        return torch.from_numpy(best[:, ::-1].copy())
     return x.topk(k, -1).values
 
 
