@@ -13,8 +13,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-# As the command line does: threads that wait by spinning take the time of those that work.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from replayscope.inspector.waiting import asleep_soon
+
+os.environ.update(asleep_soon(os.environ))  # as the command line does
 
 import torch
 from cases import CASES

@@ -115,8 +115,7 @@ class Sweep:
 
 
 def on_one_thread(f: Callable[[], object]) -> None:
-    """f with one torch thread. Where waiting threads sleep, cutting the small operations of one replay in two costs the
-    loop more than twice its time."""
+    """f with one torch thread, on which the small operations of one replay are as fast as on several, or faster."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -154,3 +153,23 @@ def mini_sweep(tokens: int = 2048, cuts: int = 64, suffix: int = 64) -> Callable
         return Contest(variants, check, work=case.rows, unit="rows", scale=scale)
 
     return make
+
+
+def short_prompt(device: torch.device) -> Contest:
+    """64 tokens through the embedded model, whose operations are so small that waking a thread may cost more than it
+    takes off."""
+    model, _ = presets.load_any("mini", torch.float32, [device])
+    assert isinstance(model, Model)
+    case = Sweep(model, 64, 1, 16)
+
+    def last() -> Tensor:
+        *_, end = Executor(model).run(Plan(case.line.plan.requests[:1]), {"prompt": case.ids}, frozenset({"logits"}))
+        return end.tensors["logits"].clone()
+
+    def check() -> None:
+        found: list[Tensor] = []
+        on_one_thread(lambda: found.append(last()))
+        torch.testing.assert_close(found[0], last(), rtol=1e-3, atol=1e-4)
+
+    variants = {"on one torch thread": lambda: on_one_thread(case.prefill), "on all": case.prefill}
+    return Contest(variants, check, work=case.tokens, unit="tokens")
