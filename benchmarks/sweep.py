@@ -171,5 +171,8 @@ def short_prompt(device: torch.device) -> Contest:
         on_one_thread(lambda: found.append(last()))
         torch.testing.assert_close(found[0], last(), rtol=1e-3, atol=1e-4)
 
-    variants = {"on one torch thread": lambda: on_one_thread(case.prefill), "on all": case.prefill}
+    variants: dict[str, Callable[[], object]] = {
+        "on one torch thread": lambda: on_one_thread(case.prefill),
+        "on all": case.prefill,
+    }
     return Contest(variants, check, work=case.tokens, unit="tokens")
