@@ -9,6 +9,9 @@ import time
 import pytest
 import torch
 
+from replayscope.inspector.segments import Segments
+from replayscope.model import presets
+
 
 @pytest.fixture(scope="module")
 def harness(root):
@@ -26,7 +29,7 @@ def bench(root):
     sys.path.insert(0, str(root / "benchmarks"))
     yield importlib.import_module
     sys.path.remove(str(root / "benchmarks"))
-    for name in ("growth", "sweep", "table"):
+    for name in ("growth", "shares", "sweep", "table"):
         sys.modules.pop(name, None)
 
 
@@ -129,3 +132,29 @@ def test_the_page_gets_its_table_and_nothing_else_changes(bench, tmp_path):
     with pytest.raises(ValueError, match="the page has no"):
         table.written("no marks", "new")
     table.written(table.PAGE.read_text(), made)
+
+
+def test_shares_tell_where_a_planted_wait_is(bench, monkeypatch):
+    """The shares of a sweep's parts add up; the twin has one part wait, and it is that one's share that grows."""
+    shares, sweep = bench("shares"), bench("sweep")
+    model, _ = presets.load_any("mini", torch.float32, torch.device("cpu"))
+    case, threads = sweep.Sweep(model, 96, 2, 16), torch.get_num_threads()
+    before = {place: getattr(*place) for places in shares.PARTS.values() for place in places}
+    torch.set_num_threads(1)
+    try:
+        found = shares.shares(case)
+        reduce = Segments.reduce
+
+        def slow(*given, **named):
+            time.sleep(0.01)
+            return reduce(*given, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Segments, "reduce", slow)
+            slowed = shares.shares(case)
+    finally:
+        torch.set_num_threads(threads)
+    assert sum(found.values()) == pytest.approx(1) and min(found.values()) > 0
+    assert {place: getattr(*place) for place in before} == before
+    part = "comparison: regions, distances, thresholds"
+    assert found[part] < 0.5 < slowed[part]
