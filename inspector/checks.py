@@ -68,12 +68,19 @@ def named(path: Path) -> None:
         raise UsageError("-o needs a name: results are never written to standard output or loose into this folder")
 
 
+def plain(path: Path) -> None:
+    """Refuse a pipe, a socket or a device, which `--force` must not replace; a pipe is waited for by who opens it."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageError(f"{path} is no plain file but a pipe, a socket or a device; give another -o")
+
+
 def output(path: Path, force: bool) -> None:
     """Refuse output that could not or must not be written, before anything is computed."""
     named(path)
     folder_of(path)
     if path.is_dir():
         raise UsageError(f"{path} is a folder; -o needs a file name")
+    plain(path)
     if path.exists() and not force:
         raise UsageError(f"{path} exists; add --force to replace it, or give another -o")
 

@@ -51,7 +51,7 @@ class Estimate:
                 f"the trace would take about {self.bytes:,} bytes, --max-bytes allows {max_bytes:,}; "
                 "name fewer --hooks or cuts"
             )
-        free = shutil.disk_usage(path.resolve().parent).free
+        free = shutil.disk_usage(path.parent).free  # a link of that name is replaced, not followed
         if self.bytes + _FREE > free:
             raise UsageError(
                 f"the trace would take about {self.bytes:,} bytes, the disk has {free:,} free; "

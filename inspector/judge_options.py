@@ -227,6 +227,7 @@ def _results(out: Path | None, contract: "Contract", source: str) -> Path:
         raise UsageError(f"no folder {out.parent} to write {out.name} into; make it first")
     if out.is_dir() or (out.exists() and not os.access(out, os.W_OK)):
         raise UsageError(f"{out} cannot be written; give another -o")
+    checks.plain(out)
     checks.apart(out, [source, *task_paths(contract, source)])
     return out
 
@@ -234,6 +235,7 @@ def _results(out: Path | None, contract: "Contract", source: str) -> Path:
 def _writable(out: Path, force: bool) -> None:
     if out.suffix != ".toml":
         raise UsageError(f"{out}: a contract's name ends in .toml")
+    checks.plain(out)
     if not out.parent.is_dir():
         raise UsageError(f"no folder {out.parent} to write {out.name} into; make it first")
     if out.exists() and not force:

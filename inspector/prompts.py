@@ -56,10 +56,14 @@ def parse_prompt(text: str) -> Prompt:
     if text == "-":
         return Prompt("stdin", "-")
     if text.startswith("@"):
-        if not Path(text[1:]).is_file():
-            raise UsageError(
-                f"no prompt file {text[1:]!r}; give the path of a file" if text[1:] else "@ needs a file name: @FILE"
-            )
+        if not text[1:]:
+            raise UsageError("@ needs a file name: @FILE")
+        # A pipe will do, as the shell's <(command) is one: it is read once.
+        if not Path(text[1:]).exists():
+            raise UsageError(f"no prompt file {text[1:]!r}; give the path of a file")
+        if not (Path(text[1:]).is_file() or Path(text[1:]).is_fifo()):
+            what = "a folder" if Path(text[1:]).is_dir() else "a device"
+            raise UsageError(f"prompt file {text[1:]!r} is {what}; give the path of a file, or - for standard input")
         return Prompt("file", text[1:])
     if text.startswith("ids:"):
         _ids(text[4:])

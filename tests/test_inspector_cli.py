@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 import types
 from pathlib import Path
@@ -16,6 +17,7 @@ from replayscope.inspector import cli, commands, specs
 from replayscope.inspector.errors import UsageError
 from replayscope.inspector.listing import TOPICS
 from replayscope.inspector.options import DemoOptions, Result, RunOptions
+from replayscope.inspector.prompts import parse_prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("demo", "record", "sweep", "compare", "import", "show", "plot", "report", "ui", "list")
@@ -175,6 +177,8 @@ BAD = {
     "audit": (["sweep", "-o", "t.h5", "--audit", "--dtype", "bf16"], "--audit needs fp64 or fp32"),
     "empty prompt": (["sweep", "-o", "t.h5", "-p", ""], "prompt is empty"),
     "prompt file": (["sweep", "-o", "t.h5", "-p", "@none.txt"], "no prompt file 'none.txt'"),
+    "prompt folder": (["sweep", "-o", "t.h5", "-p", "@."], "prompt file '.' is a folder; give the path of a file"),
+    "prompt device": (["sweep", "-o", "t.h5", "-p", "@/dev/zero"], "prompt file '/dev/zero' is a device"),
     "token ids": (["sweep", "-o", "t.h5", "-p", "ids:1,x"], "token id 'x'"),
     "missing folder": (["sweep", "-o", "none/t.h5"], "no folder none"),
     "ending": (["sweep", "-o", "t.html"], "ends in .h5"),
@@ -200,6 +204,16 @@ def test_bad_input_is_one_line_and_exit_2(case, usecases, tmp_path, monkeypatch,
     assert cli.main(words) == 2
     assert re.search(says, one_line(capsys))
     assert not usecases.asked and not list(tmp_path.iterdir())
+
+
+def test_a_prompt_comes_through_a_pipe(tmp_path):
+    """As the shell's `-p @<(command)` gives it."""
+    os.mkfifo(tmp_path / "pipe")
+    prompt = parse_prompt(f"@{tmp_path / 'pipe'}")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("one\ntwo"), daemon=True)
+    writer.start()
+    assert prompt.read() == "one\ntwo"
+    writer.join(timeout=10)
 
 
 def test_output_that_exists_is_kept(usecases, tmp_path, capsys):

@@ -7,6 +7,7 @@ import pytest
 
 from replayscope.inspector import cli
 from replayscope.inspector.errors import system_error
+from replayscope.inspector.estimate import Estimate
 from replayscope.traces import errors
 from tests.synthetic import synthetic_trace
 
@@ -46,6 +47,29 @@ def run(tmp_path, monkeypatch, capsys):
 def test_a_path_that_cannot_be_used_says_what_to_do(typed, says, run):
     code, out, err = run(*typed.split())
     assert (code, out, err.count("\n")) == (2, "", 1) and err.endswith(f"{says}\n"), err
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["record -o p.h5", "sweep -o to-null.h5", "plot a.h5 -o p.html", "plot a.h5 --figure reach -o p.csv",
+     "report a.h5 -o p.html", "judge freeze -o p.toml", "judge run -o p.jsonl", "judge run -o to-null.jsonl"],
+)  # fmt: skip
+def test_a_pipe_or_a_device_is_never_replaced_nor_waited_for(typed, run):
+    for ending in ("h5", "html", "csv", "toml", "jsonl"):
+        os.mkfifo(f"p.{ending}")
+        os.symlink(os.devnull, f"to-null.{ending}")
+    code, out, err = run(*typed.split(), "--force")
+    name = typed.split()[-1]
+    assert (code, out) == (2, "")
+    assert err == f"replayscope: {name} is no plain file but a pipe, a socket or a device; give another -o\n"
+    assert os.path.exists(name) and not os.path.isfile(name)
+
+
+@pytest.mark.parametrize("target", ["t.h5", "none/t.h5"], ids=["itself", "nowhere"])
+def test_room_is_looked_for_where_a_link_lies_not_where_it_leads(target, tmp_path):
+    """A trace replaces the link, as every other output does."""
+    (tmp_path / "t.h5").symlink_to(target)
+    Estimate(1, 1, 0, 0.0, 1).refuse_if_too_large(tmp_path / "t.h5", None)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])

@@ -71,12 +71,20 @@ def test_an_existing_file_is_kept_unless_forced(tmp_path):
     assert os.listdir(tmp_path) == ["t.h5"]
 
 
-@pytest.mark.parametrize(("name", "says"), [("none/t.h5", "no folder"), ("", "is a folder"), ("sub", "is a folder")])
+@pytest.mark.parametrize(("name", "says"), [("none/t.h5", "no folder"), ("", "is a folder"), ("sub", "is a folder"),
+                                              ("pipe", "is no plain file but a pipe")])  # fmt: skip
 def test_a_place_that_cannot_hold_a_trace_is_one_line(tmp_path, name, says):
     (tmp_path / "sub").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TraceError, match=says) as raised:
-        TraceWriter(tmp_path / name)
+        TraceWriter(tmp_path / name, force=True)
     assert "\n" not in str(raised.value) and raised.value.exit_code == 2
+
+
+def test_a_pipe_in_place_of_the_unfinished_trace_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "t.h5.partial")
+    with pytest.raises(TraceError, match=r"cannot write .*t\.h5\.partial"), TraceWriter(tmp_path / "t.h5"):
+        pass
 
 
 def test_an_exception_keeps_the_prefix_and_says_where(tmp_path, caplog):

@@ -20,6 +20,7 @@ from pathlib import Path
 from replayscope.traces.errors import TraceError, TraceLockedError
 
 LOCKED = (11, 35)  # EAGAIN on Linux and on BSD
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # a pipe of that name is opened without waiting for who writes into it
 _PAGE = 4096
 _MAGIC = b"RSjournl"
 _FOOTER = struct.Struct("<QQI8s")  # where the journal starts, bytes of its pages, their CRC-32, magic
@@ -252,7 +253,7 @@ def lock(fd: int, shown: Path) -> None:
 def refuse_if_locked(path: Path, shown: Path) -> None:
     """Raise TraceLockedError, with another name for it, while another process has the file open."""
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | _AT_ONCE)
     except OSError:
         return
     try:

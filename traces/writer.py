@@ -83,6 +83,8 @@ class TraceWriter:
             raise TraceError(f"no folder {self.path.parent}; make it first")
         if self.path.is_dir():
             raise TraceError(f"{self.path} is a folder; give a file name")
+        if self.path.exists() and not self.path.is_file():
+            raise TraceError(f"{self.path} is no plain file but a pipe, a socket or a device; give another name")
         if self.path.exists() and not force:
             raise TraceExistsError(f"{self.path} exists; use --force to replace it or choose another name")
         refuse_if_locked(self.path, self.path)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, TypeVar
 
 from replayscope.inspector.errors import UsageError
@@ -45,7 +46,9 @@ class Library:
                 if not file.endswith(ending) or not self._inside(path):
                     continue
                 with suppress(OSError):  # gone between the listing and the question
-                    found.append((path.stat().st_mtime, path.relative_to(self.root).as_posix()))
+                    info = path.stat()
+                    if S_ISREG(info.st_mode):
+                        found.append((info.st_mtime, path.relative_to(self.root).as_posix()))
             if len(found) >= MOST_LISTED:
                 break
         return [name for _, name in sorted(found, key=lambda item: (-item[0], item[1]))[:MOST_LISTED]]
