@@ -9,6 +9,7 @@ from replayscope.inspector.layer_kinds import by_kind, layer_kinds
 from replayscope.inspector.options import Result
 from replayscope.traces.errors import TraceFormatError, TraceVersionError
 from replayscope.traces.reader import TraceReader
+from replayscope.traces.safe import SEE_VERIFY
 from replayscope.traces.schema import RunInfo, natural_key
 
 # What a reader asks first of a trace that somebody sent.
@@ -44,7 +45,7 @@ def show(path: Path, *, verify: bool = False, verbose: bool = False) -> Result:
         faults = trace.verify()
         data = {} if faults else summarise(trace)
     except (TraceFormatError, TraceVersionError) as error:
-        faults, data = [str(error)], {}
+        faults, data = [str(error).replace(SEE_VERIFY, "")], {}  # it is what runs
     if faults:
         return Result("\n".join(f"fault: {fault}" for fault in faults), {"file": path.name, "faults": faults}, 1)
     return Result("\n".join([*lines(data, verbose), "", SOUND]), data | {"faults": []})

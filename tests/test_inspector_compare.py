@@ -16,7 +16,7 @@ from replayscope.inspector.errors import CompareError, UsageError
 from replayscope.inspector.metrics import METRICS
 from replayscope.inspector.specs import parse_tolerance
 from replayscope.inspector.summary import lines, show, size, summarise
-from replayscope.traces import RunInfo, Tokens, TraceReader, TraceWriter
+from replayscope.traces import RunInfo, Tokens, TraceError, TraceReader, TraceWriter
 from replayscope.traces.dtypes import encode_bf16
 from tests.synthetic import synthetic_trace
 
@@ -361,6 +361,12 @@ def test_show_verify_finds_damage_and_says_so(tmp_path):
     (tmp_path / "t.h5").write_bytes(raw)
     damaged = show(tmp_path / "t.h5", verify=True)
     assert damaged.exit_code == 1 and "fault: /" in damaged.text
+    # Where nothing can be opened either, the next step is not the command that just ran.
+    (tmp_path / "t.h5").write_bytes(raw[:48] + bytes(4096) + raw[4144:])
+    broken = show(tmp_path / "t.h5", verify=True)
+    assert broken.exit_code == 1 and "copy or record it again" in broken.text and "--verify" not in broken.text
+    with pytest.raises(TraceError, match="show --verify"):
+        show(tmp_path / "t.h5")
 
 
 def test_a_partial_trace_is_shown_as_such(tmp_path):

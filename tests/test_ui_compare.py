@@ -110,6 +110,16 @@ def test_what_does_not_compare_is_refused_by_name():
         compare_chart(memory(cuts=CUTS), other_arm="encodr")
 
 
+def test_a_trace_without_the_arm_is_named_with_what_it_has_and_the_prompts_come_first():
+    other = memory(cuts=CUTS)
+    other.runs = [run for run in other.runs if run.arm in ("full", "hit")]
+    with pytest.raises(UsageError, match=r"t\.h5 has no arm encoder to stand beside; .*--other-arm: hit$"):
+        compare_chart(memory(cuts=CUTS), other)
+    other.tokens = Tokens(np.arange(40), ["x"] * 40)
+    with pytest.raises(UsageError, match="the prompts differ"):
+        compare_chart(memory(cuts=CUTS), other)
+
+
 def test_the_two_designs_never_share_a_figure():
     after = memory(cuts=CUTS)
     for run in list(after.runs):

@@ -141,6 +141,22 @@ def test_what_is_not_there_is_one_line(trace, large):
         tensor_chart(trace, None, "window-kv")
 
 
+def test_without_a_position_the_nearest_stored_one_is_shown(tmp_path):
+    """A hit runs no row before its cut."""
+    runs = [RunInfo(i, arm, "paper", cut, None, cut or 0, 6, 6, 2, exact_in=[[]], exact_out=[[]])
+            for i, (arm, cut) in enumerate((("full", None), ("hit", 3)))]  # fmt: skip
+    with TraceWriter(tmp_path / "t.h5") as out:
+        out.header(config={}, provenance={"dtype": "float32"}, tokens=Tokens(np.arange(6), ["x"] * 6))
+        out.runs(runs)
+        for run in runs:
+            rows = np.arange(run.start, 6)
+            out.state(run.index, "layers.0.hidden", rows, np.ones((len(rows), 4), np.float32), "float32")
+    trace = TraceReader(tmp_path / "t.h5")
+    assert tensor_chart(trace).meta["position"] == 3
+    with pytest.raises(UsageError, match="position 2 is outside the stored rows, 3 … 5"):
+        tensor_chart(trace, position=2)
+
+
 def test_panels_keep_their_axes_and_marks(trace):
     figure = draw_panels(made := tensor_chart(trace, layer=2), made.panels)
     maps = [t for t in figure.data if t.name == "magnitude"]

@@ -194,7 +194,8 @@ class TraceReader:
                 for point in self.points(reference):
                     more += _fault(lambda r=reference, p=point: _fits(self.table(r, p), n_runs, f"{r}/{p}"))
         # Every damaged part is named above already; what else HDF5 stumbles over is not.
-        return faults + [fault for fault in more + broken if safe.DAMAGED not in fault]
+        found = faults + [fault for fault in more + broken if safe.DAMAGED not in fault]
+        return [fault.replace(safe.SEE_VERIFY, "") for fault in found]
 
     def _cached(self, key: str, read: Callable[[h5py.File], T]) -> T:
         """A small part of the file, read again only when the file has changed."""

@@ -23,7 +23,8 @@ _SMALL, _DENSEST = 64 << 20, 64
 _MAX_DEPTH = 4
 _SUPERBLOCK = 48  # bytes of the block that a file of version 3 begins with
 DAMAGED = "is damaged: the stored bytes fail their checksum or cannot be read"
-_VERIFY = "replayscope show --verify names every damaged part; copy or record it again"
+SEE_VERIFY = "replayscope show --verify names every damaged part; "
+_VERIFY = f"{SEE_VERIFY}copy or record it again"
 _GIVE = "give a file that record, sweep or import wrote"
 
 

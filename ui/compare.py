@@ -45,11 +45,11 @@ def compare_chart(
     of this one. Raises UsageError where prompts, designs, layers or cuts of the two do not fit each other.
     """
     second = trace if other is None else other
+    _same_prompt(trace, second)
     one = pick(trace, arm)
     if other_arm is None:
-        other_arm = one.label if other is not None else _next(trace, one.label)
+        other_arm = _same_arm(second, one.label) if other is not None else _next(trace, one.label)
     two = pick(second, other_arm)
-    _same_prompt(trace, second)
     if one.has_cut and two.has_cut and one.design != two.design:
         raise UsageError(
             f"{one.label} follows the design {one.design} and {two.label} {two.design}: they share no figure; "
@@ -96,6 +96,14 @@ def _next(trace: TraceReader, label: str) -> str:
     if not others:
         raise NotRecorded(f"{trace.path} has no second arm to compare with; record another, or name a second trace")
     return min(others, key=lambda s: (s.arm in NOISE_ARMS, not s.has_cut, ":" in s.arm)).label
+
+
+def _same_arm(other: TraceReader, label: str) -> str:
+    labels = [s.label for s in series(other.runs)]
+    if labels and label not in labels:
+        there = ", ".join(labels)
+        raise UsageError(f"{other.path.name} has no arm {label} to stand beside; name one with --other-arm: {there}")
+    return label
 
 
 def _same_prompt(one: TraceReader, two: TraceReader) -> None:

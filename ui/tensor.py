@@ -53,7 +53,8 @@ def tensor_chart(
     head there (or the rows around it, where the point has one head); with `head` too, the rows around the position.
 
     run: None takes the middle cut of `arm`, at which states are stored. position: None takes the last one before the
-    cut. Reads the rows shown and no others. Raises NotRecorded where raw states are missing, UsageError on bad names.
+    cut, or the nearest to it that is stored. Reads the rows shown and no others. Raises NotRecorded where raw states
+    are missing, UsageError on bad names.
     """
     info, point = _stored(trace, run, arm, point, reference)
     other = states.other_run(trace, info, reference)
@@ -65,7 +66,9 @@ def tensor_chart(
     there = next((at for i in among if len(at := trace.positions(info.index, names[i]))), np.array([], np.int64))
     if not len(there):
         raise NotRecorded(f"{info.label} wrote no {point} there; choose another run, layer or hook point")
-    position = _nearest(there, (info.cut or 1) - 1 if position is None else position)
+    if position is None:
+        position = int(np.clip((info.cut or 1) - 1, there[0], there[-1]))
+    position = _nearest(there, position)
     if layer is None and len(names) > 1:
         both = _stack([states.pair(trace, info.index, other, n, np.array([position])) for n in names.values()])
         if head is not None:
