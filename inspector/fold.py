@@ -317,7 +317,8 @@ def _sets(a: Tensor, r: Tensor, arm_margin: Tensor, ref_margin: Tensor) -> dict[
     """Per row of ids [rows, k] (ascending, -1 last): whether the sets differ, their Jaccard index, the margins."""
     changed, known = (a != r).any(-1), a >= 0
     ordered = r.masked_fill(r < 0, torch.iinfo(r.dtype).max)
-    at = torch.searchsorted(ordered, a).clamp_(max=max(r.shape[1] - 1, 0))
+    # Rows may be views of any layout, of which torch warns.
+    at = torch.searchsorted(ordered.contiguous(), a.contiguous()).clamp_(max=max(r.shape[1] - 1, 0))
     shared = ((ordered.gather(1, at) == a) & known).sum(-1)
     total = known.sum(-1) + (r >= 0).sum(-1) - shared
     jaccard = torch.where(total == 0, 1.0, shared.double() / total.clamp(min=1))

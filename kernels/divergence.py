@@ -85,8 +85,9 @@ def _first_largest(x: Tensor) -> Tensor:
 
 def _numpy_reads(x: Tensor) -> bool:
     """Whether numpy, which searches a row in a fifth of torch's time, can read the tensor: on a CPU, no subclass of
-    one, of a type that it knows."""
-    return type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    one, of a type that it knows. A compiler has no numbers to be read."""
+    plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return plain and not torch.compiler.is_compiling()
 
 
 @torch.no_grad()

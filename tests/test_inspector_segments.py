@@ -108,6 +108,20 @@ def test_sets_that_differ_are_told_by_their_jaccard_index():
         assert got["changed"].tolist() == [0, 1, 1, 1, 0, 1, 1]
 
 
+def test_sets_may_lie_in_memory_in_any_way():
+    ids, margin = torch.arange(60).view(12, 5), torch.ones(12)
+    others = ids + (torch.arange(12) % 2)[:, None]
+    want = _sets(ids, others, margin, margin)["jaccard"]
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # the same in every order of tests: otherwise torch says a thing once per process
+    try:
+        for lay in (lambda x: x.t().contiguous().t(), lambda x: torch.cat((x, x), 1)[:, :5]):
+            for a, r in ((lay(ids), others), (ids, lay(others)), (lay(ids), lay(others))):
+                assert torch.equal(_sets(a, r, margin, margin)["jaccard"], want)
+    finally:
+        torch.set_warn_always(before)
+
+
 def test_rows_are_taken_as_they_are_named():
     x = torch.arange(40.0).view(20, 2)
     for at in ([3, 4, 5], [5, 4, 3], [7], [3, 4, 4, 6], [0, 2, 1, 3], [2, 3, 4, 0, 1], list(range(20)), [6, 6, 6]):

@@ -75,3 +75,10 @@ def test_the_largest_logits_are_those_that_a_sort_finds(dtype):
         got, want = _top(x, k), x.sort(-1, descending=True).values[:, :k]
         assert got.dtype == dtype and torch.equal(torch.isnan(got), torch.isnan(want))
         assert torch.equal(got.nan_to_num(7.5), want.nan_to_num(7.5))
+
+
+def test_row_sums_and_logits_rows_can_be_compiled():
+    a, r = torch.randn(2, 6, 9, generator=torch.Generator().manual_seed(0))
+    for call in (lambda: row_sums(a, r), lambda: logits_rows(a, r, torch.arange(6))):
+        got, want = torch.compile(call, backend="eager")(), call()
+        assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
