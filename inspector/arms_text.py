@@ -75,6 +75,8 @@ def verdict_lines(trace: TraceReader, judged: Verdict, smooth: list[SmoothShare]
 def _right_arms(trace: TraceReader) -> str:
     """What may be said of arms in which no bug was found: it depends on what they were held against."""
     right = [r for r in trace.runs if r.arm != "full" and not r.arm.startswith(("broken:", "oracle:"))]
+    if not right and not any(r.arm.startswith("oracle:") for r in trace.runs):
+        return "none ran but full, which was held against nothing"
     if dtype_of(trace) not in RULES.bounds:
         return f"not judged, {dtype_of(trace)} allows no claim"
     told = sum(is_judged(trace, r) for r in right)

@@ -322,3 +322,13 @@ def test_a_planted_fault_that_nothing_could_convict_is_not_called_found(dtype):
     assert said.unjudged == [broken] and not said.missed and not said.bugs
     assert "planted faults: 0 of 1 found, 1 not judged" in text and "right arms: no bug" not in text
     assert data["verdict"]["unjudged"] == [broken]
+
+
+def test_a_trace_of_full_alone_claims_nothing_of_arms():
+    from replayscope.inspector.arms_text import verdict_lines
+
+    clean = verdict(clean_trace())
+    for arms, says in ((("full",), "none ran but full"), (("full", "oracle:encoder"), "no bug")):
+        trace = clean_trace()
+        trace.runs = [run for run in trace.runs if run.arm in arms]
+        assert verdict_lines(trace, clean, [])[0].startswith(f"right arms: {says}"), arms
