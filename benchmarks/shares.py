@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from replayscope.inspector.waiting import asleep_soon
-
-os.environ.update(asleep_soon(os.environ))
+# As the command line does: threads that wait by spinning take the time of those that work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from sweep import Sweep

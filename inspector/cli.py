@@ -23,11 +23,10 @@ from replayscope.inspector.names import nearest, unknown
 from replayscope.inspector.options import Result
 from replayscope.inspector.parser import build_parser
 from replayscope.inspector.streams import put, say
-from replayscope.inspector.waiting import asleep_soon
 
 log = logging.getLogger("replayscope")
-# Beside a busy process, threads that wait by spinning made a sweep ten times slower (measured).
-os.environ.update(asleep_soon(os.environ))
+# Torch's threads wait by spinning; beside another busy process that made a sweep ten times slower (measured).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,8 @@
-"""Blocks of rows side by side on the cores of a CPU."""
+"""Blocks of rows side by side on the cores of a CPU, and few rows on one of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -9,6 +10,9 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
+# Multiplications in a product of rows with a square matrix below which one torch thread is the fastest, whatever the
+# width: two threads gain from 2^23 on with 1,024 columns, from 2^25 on with 256 (on two cores, waiting threads asleep).
+FEW = 1 << 23
 
 
 def each(f: Callable[[T], R], items: Sequence[T], device: torch.device, alone: bool = False) -> list[R]:
@@ -32,6 +36,21 @@ def each(f: Callable[[T], R], items: Sequence[T], device: torch.device, alone: b
         return list(_pool(threads).map(one, items))
     finally:
         # The number is partly the thread's and partly the process's (OpenMP's and MKL's).
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def fitting(rows: int, width: int) -> Iterator[None]:
+    """One torch thread meanwhile if the products of rows [rows, width] with square matrices are small: to wake another
+    thread takes longer than it saves, and beside a busy process much longer."""
+    threads = torch.get_num_threads()
+    if threads == 1 or rows * width**2 >= FEW:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
         torch.set_num_threads(threads)
 
 

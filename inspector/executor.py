@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from replayscope.inspector.cores import fitting
 from replayscope.inspector.entries import Progress, Settings
 from replayscope.inspector.frame import Frame
 from replayscope.inspector.layout import Layout, PrefixCheck
@@ -122,8 +123,12 @@ class Executor:
             step.mix = F.one_hot(torch.zeros_like(step.ids), c.hc_mult).to(ops.acc_dtype(m.dtype))
             yield self._hand_out(Frame(None, {"embed": embed}, {"embed": spans}))
         for l in c.layers[first:]:
-            yield self._hand_out(step.layer(l, m.layers[l]))
-        yield self._hand_out(step.finish(tail))
+            with fitting(rows, c.hidden_size):
+                frame = step.layer(l, m.layers[l])
+            yield self._hand_out(frame)
+        with fitting(rows, c.hidden_size):
+            frame = step.finish(tail)
+        yield self._hand_out(frame)
         self.done = list(stops)
 
     def go_on(self, plan: Plan, done: list[int]) -> None:

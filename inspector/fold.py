@@ -129,7 +129,7 @@ class Fold:
         device = next((side.values.device for g in groups for side, _ in g.points.values()), torch.device("cpu"))
         # The blocks of all points side by side: a point has too few of them to keep the cores busy to its end.
         flat = [job for points in jobs for blocks in points for job in blocks]
-        done = iter(each(lambda job: job(), flat, device))
+        done = iter(each(lambda job: job(), flat, device, alone=True))
         for g, points in zip(groups, jobs, strict=True):
             self._fold(layer, g, [_joined([next(done) for _ in blocks]) for blocks in points])
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from replayscope.inspector.cores import fitting
 from replayscope.inspector.geometry import Geometry
 from replayscope.model.reference import Frame, Rules, State, dense_pass
 from replayscope.model.weights import Model
@@ -127,7 +128,8 @@ class Oracles:
         """The next frame of every pass, in the order in which they were added."""
         frames = []
         for i, one in enumerate(self._passes):
-            frame = next(one)
+            with fitting(self.ids.shape[-1], self.model.config.hidden_size):
+                frame = next(one)
             if i == 0 and "global_kv" in frame.tensors and frame.layer is not None:
                 self._entries[frame.layer] = frame.tensors["global_kv"], frame.tensors["index_k"]
             frames.append(frame)

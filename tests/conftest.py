@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from replayscope.inspector.waiting import asleep_soon
-
-os.environ.update(asleep_soon(os.environ))  # as the command line does
+# As the command line does, before anything imports torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,19 +7,22 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from replayscope.inspector import step
-from replayscope.inspector.cores import each
+from replayscope.inspector import cores, step
+from replayscope.inspector.cores import each, fitting
 from replayscope.inspector.executor import Executor
+from replayscope.inspector.oracle import Oracles
 from replayscope.inspector.pool import Pool
 from replayscope.inspector.semantics import request
+from replayscope.model import reference
 from tests import v41
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def threads() -> Iterator[int]:
-    """Two torch threads, whatever the machine has."""
+def threads(monkeypatch) -> Iterator[int]:
+    """Two torch threads, whatever the machine has and however few rows there are."""
+    monkeypatch.setattr(cores, "FEW", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield 2
@@ -51,6 +54,43 @@ def test_torch_threads_are_shared_and_given_back(threads):
 def test_one_thread_needs_no_other(threads):
     torch.set_num_threads(1)
     assert each(lambda i: threading.current_thread(), range(3), CPU) == [threading.current_thread()] * 3
+
+
+def test_few_rows_take_one_thread_and_give_the_others_back(threads, monkeypatch):
+    monkeypatch.setattr(cores, "FEW", 100 * 8**2)
+    for rows, wanted in ((1, 1), (99, 1), (100, 2), (1000, 2)):
+        with fitting(rows, 8):
+            assert torch.get_num_threads() == wanted, rows
+        assert torch.get_num_threads() == threads
+    with pytest.raises(ZeroDivisionError), fitting(1, 8):
+        _ = 1 // 0
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("few", "wanted"), [(1 << 40, {1}), (0, {1, 2})])
+def test_layers_and_oracles_of_few_rows_run_on_one_thread(threads, monkeypatch, few, wanted):
+    """The twin: where no number of rows counts as few, ops see both counts."""
+    seen = {"executor": set(), "oracle": set()}
+
+    def watched(where: str, call):
+        def counted(*given, **named):
+            seen[where].add(torch.get_num_threads())
+            return call(*given, **named)
+
+        return counted
+
+    monkeypatch.setattr(cores, "FEW", few)
+    monkeypatch.setattr(step.Step, "_project", watched("executor", step.Step._project))
+    monkeypatch.setattr(step, "packed_attention", watched("executor", step.packed_attention))
+    monkeypatch.setattr(reference, "_run_layer", watched("oracle", reference._run_layer))
+    model, ids = v41.model(torch.float32), v41.ids()
+    states(2)
+    oracles = Oracles(model, ids)
+    oracles.add("full", None, None, len(ids), len(ids))
+    for _ in range(1 + model.config.num_hidden_layers):
+        oracles.step()
+        assert torch.get_num_threads() == threads
+    assert seen["executor"] == wanted and seen["oracle"] == {1 if few else 2}
 
 
 ARMS = [("full", None), ("encoder", 16), ("encoder", 41), ("hit", 40), ("encoder", 23)]
