@@ -153,7 +153,7 @@ def record_all(device: torch.device) -> Contest:
 
 CASES = (
     Case("sweep", "64 cuts of 2048 tokens, suffix 64, all layers", "ideal", mini_sweep(), devices=("cpu",), rounds=5),
-    Case("short", "64 tokens, how threads wait", "on one torch thread", short_prompt, devices=("cpu",), rounds=15),
+    Case("short", "64 tokens: few rows, one thread", "on one torch thread", short_prompt, devices=("cpu",), rounds=15),
     Case("record", "raw states to a synced file", "raw write and fsync", record_states, devices=("cpu",)),
     Case("record-all", "a pass with every state recorded", "forward and raw write", record_all, devices=("cpu",)),
     Case("divergence", "all ten numbers of a state table; plain gives its four sums in float64", "plain", divergence),
