@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from hypothesis import settings
 
 # As the command line does, before anything imports torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A shell has what it starts in the background ignore Ctrl-C, and programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 ROOT = Path(__file__).resolve().parents[1]
