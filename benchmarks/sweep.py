@@ -8,6 +8,7 @@ import torch
 from harness import Contest
 from torch import Tensor
 
+from replayscope.inspector.cores import one_thread
 from replayscope.inspector.executor import Executor
 from replayscope.inspector.fold import Fold
 from replayscope.inspector.lineup import Job, Lineup, line_up
@@ -116,12 +117,8 @@ class Sweep:
 
 def on_one_thread(f: Callable[[], object]) -> None:
     """f with one torch thread, on which the small operations of one replay are as fast as on several, or faster."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         f()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def mini_sweep(tokens: int = 2048, cuts: int = 64, suffix: int = 64) -> Callable[[torch.device], Contest]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TypeVar
 
@@ -40,18 +40,20 @@ def each(f: Callable[[T], R], items: Sequence[T], device: torch.device, alone: b
 
 
 @contextmanager
-def fitting(rows: int, width: int) -> Iterator[None]:
-    """One torch thread meanwhile if the products of rows [rows, width] with square matrices are small: to wake another
-    thread takes longer than it saves, and beside a busy process much longer."""
+def one_thread() -> Iterator[None]:
+    """One torch thread meanwhile."""
     threads = torch.get_num_threads()
-    if threads == 1 or rows * width**2 >= FEW:
-        yield
-        return
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def fitting(rows: int, width: int) -> AbstractContextManager[None]:
+    """One torch thread meanwhile if the products of rows [rows, width] with square matrices are small: to wake another
+    thread takes longer than it saves, and beside a busy process much longer."""
+    return one_thread() if rows * width**2 < FEW else nullcontext()
 
 
 @cache

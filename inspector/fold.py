@@ -127,7 +127,8 @@ class Fold:
         """Fold arm and reference of some groups, in their order, in one layer (0 outside the layers)."""
         jobs = [[self._jobs(g, *sides) for sides in g.points.values()] for g in groups]
         device = next((side.values.device for g in groups for side, _ in g.points.values()), torch.device("cpu"))
-        # The blocks of all points side by side: a point has too few of them to keep the cores busy to its end.
+        # The blocks of all points side by side: a point has too few of them to keep the cores busy to its end. Each on
+        # one torch thread, for none has so many numbers that another would help.
         flat = [job for points in jobs for blocks in points for job in blocks]
         done = iter(each(lambda job: job(), flat, device, alone=True))
         for g, points in zip(groups, jobs, strict=True):

@@ -59,10 +59,11 @@ def parse_prompt(text: str) -> Prompt:
         if not text[1:]:
             raise UsageError("@ needs a file name: @FILE")
         # A pipe will do, as the shell's <(command) is one: it is read once.
-        if not Path(text[1:]).exists():
+        path = Path(text[1:])
+        if not path.exists():
             raise UsageError(f"no prompt file {text[1:]!r}; give the path of a file")
-        if not (Path(text[1:]).is_file() or Path(text[1:]).is_fifo()):
-            what = "a folder" if Path(text[1:]).is_dir() else "a device"
+        if not (path.is_file() or path.is_fifo()):
+            what = "a folder" if path.is_dir() else "a device"
             raise UsageError(f"prompt file {text[1:]!r} is {what}; give the path of a file, or - for standard input")
         return Prompt("file", text[1:])
     if text.startswith("ids:"):

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from replayscope.inspector.cores import one_thread
 from replayscope.inspector.segments import Segments
 from replayscope.model import presets
 
@@ -138,22 +139,19 @@ def test_shares_tell_where_a_planted_wait_is(bench, monkeypatch):
     """The shares of a sweep's parts add up; the twin has one part wait, and it is that one's share that grows."""
     shares, sweep = bench("shares"), bench("sweep")
     model, _ = presets.load_any("mini", torch.float32, torch.device("cpu"))
-    case, threads = sweep.Sweep(model, 96, 2, 16), torch.get_num_threads()
+    case = sweep.Sweep(model, 96, 2, 16)
     before = {place: getattr(*place) for places in shares.PARTS.values() for place in places}
-    torch.set_num_threads(1)
-    try:
+    reduce = Segments.reduce
+
+    def slow(*given, **named):
+        time.sleep(0.01)
+        return reduce(*given, **named)
+
+    with one_thread():
         found = shares.shares(case)
-        reduce = Segments.reduce
-
-        def slow(*given, **named):
-            time.sleep(0.01)
-            return reduce(*given, **named)
-
         with monkeypatch.context() as patch:
             patch.setattr(Segments, "reduce", slow)
             slowed = shares.shares(case)
-    finally:
-        torch.set_num_threads(threads)
     assert sum(found.values()) == pytest.approx(1) and min(found.values()) > 0
     assert {place: getattr(*place) for place in before} == before
     part = "comparison: regions, distances, thresholds"
